@@ -65,7 +65,7 @@ static void put_in_slot(struct gr_ledger_shard *shard, struct gr_block *block)
  * Makes sure that a block can be added. At least half of the slots stay empty, so that searches are short; without
  * memory for a larger table one empty slot suffices, as it ends a search. False: there is not even one. Lock held.
  */
-static bool make_room(struct gr_ledger_shard *shard)
+static bool ensure_slot(struct gr_ledger_shard *shard)
 {
         size_t room = shard->room ? 2 * shard->room : ROOM_LEAST;
         struct gr_ledger_shard larger = {.room = room, .shift = 64 - (unsigned)__builtin_ctzll(room)};
@@ -172,7 +172,7 @@ GR_HOT_CODE int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, 
         assert(atomic_load(&block->state) == GR_BLOCK_CACHED || atomic_load(&block->state) == GR_BLOCK_LIVE);
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         rc = take_stale(shard, hash, block->ptr, quiesced, ret_stale);
-        if (!rc && make_room(shard))
+        if (!rc && ensure_slot(shard))
                 put_in_slot(shard, block);
         else if (!rc)
                 rc = -ENOMEM;

@@ -103,7 +103,7 @@ static size_t move(struct gr_context *context, struct gr_arena *own, unsigned cl
  * Counts a block of block_bytes as preallocated, for a bin that holds have of them. False: that would exceed a bound,
  * or the cache holds too much already; nothing is counted. *ret_bin_full: the bin has reached its own bound.
  */
-static bool charge(struct gr_context *context, uint64_t block_bytes, uint32_t have, bool *ret_bin_full)
+static bool count_preallocated(struct gr_context *context, uint64_t block_bytes, uint32_t have, bool *ret_bin_full)
 {
         struct gr_device *device = context->device;
         uint64_t total_bytes, class_bytes;
@@ -139,7 +139,7 @@ bool gr_preallocate_wanted(struct gr_context *context, size_t bytes)
         gr_arena_unlock(arena);
         if (!asks || (!alone && move(context, arena, class, most - have) > 0))
                 return false;
-        if (earned && charge(context, gr_class_block_bytes(bytes), have, &bin_full))
+        if (earned && count_preallocated(context, gr_class_block_bytes(bytes), have, &bin_full))
                 return true;
         gr_arena_lock(arena);
         if (bin_full) /* not where the bound for all bins together refused: that fence earns this bin no block */

@@ -342,7 +342,7 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
  * Returns cached blocks to the driver so that a request of bytes fits. Returns the bytes. waited: the host has waited
  * for the GPU, and what was freed before that is idle. unpin_lock held.
  */
-static uint64_t make_room(struct gr_core *core, uint64_t bytes, bool waited)
+static uint64_t return_cached(struct gr_core *core, uint64_t bytes, bool waited)
 {
         uint64_t room = gr_budget_room(core->host);
 
@@ -363,7 +363,7 @@ static int retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg)
         gr_lock(&core->pinned->unpin_lock);
         do {
                 rc = attempt(arg);
-        } while (out_of_memory(rc) && make_room(core, bytes, waited) > 0);
+        } while (out_of_memory(rc) && return_cached(core, bytes, waited) > 0);
         gr_unlock(&core->pinned->unpin_lock);
         return rc;
 }

@@ -84,7 +84,7 @@ static double due(struct gr_context *context, unsigned steps)
 }
 
 /* Gives back what is due, the longest unused first, and of that the largest. */
-static void give_back(struct gr_context *context, unsigned steps)
+static void return_due(struct gr_context *context, unsigned steps)
 {
         struct gr_core *core = context->core;
         struct gr_decay *decay = context->decay;
@@ -169,7 +169,7 @@ static bool decay_one(struct gr_context *context, void *arg)
                 decay->stepped_ns += passed * step_ns;
                 gr_fence_close(context->fence);
                 gr_fence_poll(context->fence);
-                give_back(context, steps);
+                return_due(context, steps);
         }
         if (!round->next_ns || decay->stepped_ns + step_ns < round->next_ns)
                 round->next_ns = decay->stepped_ns + step_ns;

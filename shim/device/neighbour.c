@@ -225,7 +225,7 @@ static void run_rung(struct member *member, struct give *give, enum gr_rung rung
  * Returns memory for a neighbour's request: idle memory at once, then what becomes idle within GIVE_NS. No thread of
  * the program waits for it. Returns the bytes.
  */
-static uint64_t give_back(struct member *member, const struct gr_request *request)
+static uint64_t give_to_neighbour(struct member *member, const struct gr_request *request)
 {
         struct give give = {.want_bytes = request->want_bytes};
         uint64_t until_ns;
@@ -286,7 +286,7 @@ static void serve_one(struct member *member, struct gr_region *region)
                 return;
         obey(member, &request);
         if (request.want_bytes > 0)
-                given = give_back(member, &request);
+                given = give_to_neighbour(member, &request);
         if (request.orders & GR_ORDER_REFRESH)
                 gr_context_each(&gr_core, member->device->ordinal, refresh_card, NULL);
         gr_figures_of_device(member->device, figures);

@@ -38,7 +38,7 @@ struct nvml {
 static struct nvml nvml; /* constant once sought is true */
 static _Atomic bool sought;
 
-static void find(struct nvml *ret)
+static void load(struct nvml *ret)
 {
         void *library = dlopen(GR_NVML_LIBRARY, RTLD_NOW | RTLD_LOCAL);
         int (*init)(void);
@@ -77,7 +77,7 @@ bool gr_nvml_find(void)
 
         if (!atomic_load_explicit(&sought, memory_order_acquire)) {
                 /* Without the lock: a thread that holds the loader's lock may, in a constructor, wait for this one. */
-                find(&found);
+                load(&found);
                 gr_lock(&lock);
                 keep(&found);
                 gr_unlock(&lock);

@@ -121,7 +121,8 @@ static int create_mipmapped(void *arg)
         return gr_errno_of(gr_real.cuMipmappedArrayCreate(&request->mipmapped, request->deep, request->levels));
 }
 
-static CUresult charge(struct gr_context *context, uint64_t bytes, gr_charge_allocate *create, struct request *request)
+static CUresult create_charged(struct gr_context *context, uint64_t bytes, gr_charge_allocate *create,
+                               struct request *request)
 {
         GR_KEEP_ERRNO;
         int rc = gr_charge_accounted(&gr_core, context->device, context, GR_MEMORY_ARRAY, bytes, create, request);
@@ -157,7 +158,7 @@ GR_EXPORT CUresult CUDAAPI cuArrayCreate_v2(CUarray *handle, const CUDA_ARRAY_DE
         }
         if (!context || !bytes)
                 return GR_REAL(cuArrayCreate_v2, handle, descriptor);
-        result = charge(context, bytes, create_flat, &request);
+        result = create_charged(context, bytes, create_flat, &request);
         if (result == CUDA_SUCCESS)
                 *handle = request.array;
         return result;
@@ -176,7 +177,7 @@ GR_EXPORT CUresult CUDAAPI cuArray3DCreate_v2(CUarray *handle, const CUDA_ARRAY3
         }
         if (!context || !bytes)
                 return GR_REAL(cuArray3DCreate_v2, handle, descriptor);
-        result = charge(context, bytes, create_deep, &request);
+        result = create_charged(context, bytes, create_deep, &request);
         if (result == CUDA_SUCCESS)
                 *handle = request.array;
         return result;
@@ -196,7 +197,7 @@ GR_EXPORT CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *handle, cons
         }
         if (!context || !bytes)
                 return GR_REAL(cuMipmappedArrayCreate, handle, descriptor, levels);
-        result = charge(context, bytes, create_mipmapped, &request);
+        result = create_charged(context, bytes, create_mipmapped, &request);
         if (result == CUDA_SUCCESS)
                 *handle = request.mipmapped;
         return result;

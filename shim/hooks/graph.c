@@ -245,7 +245,7 @@ static void look_through(CUgraph graph, struct walk *walk)
 }
 
 /* Lock held. */
-GR_HELD(lock) static struct exec *find(CUgraphExec handle)
+GR_HELD(lock) static struct exec *find_exec(CUgraphExec handle)
 {
         struct exec *exec;
 
@@ -262,7 +262,7 @@ static void forget(CUgraphExec handle)
         if (atomic_load_explicit(&exec_count, memory_order_relaxed) == 0)
                 return;
         gr_lock(&lock);
-        exec = find(handle);
+        exec = find_exec(handle);
         if (exec) {
                 assert(atomic_load(&exec_count) > 0);
                 HASH_DEL(execs, exec);
@@ -297,7 +297,7 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
         exec->device = gr_device_get(walk.device);
         exec->need_bytes = gr_footprint_bytes(walk.peak_bytes);
         gr_lock(&lock);
-        assert(!find(*handle));
+        assert(!find_exec(*handle));
         HASH_ADD_PTR(execs, handle, exec);
         if (exec->hh.tbl)
                 atomic_fetch_add(&exec_count, 1);
@@ -341,7 +341,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
         if (atomic_load_explicit(&exec_count, memory_order_relaxed) == 0 || !gr_shim_ready())
                 return real(handle, stream);
         gr_lock(&lock);
-        exec = find(handle);
+        exec = find_exec(handle);
         if (exec && exec->trims != now) {
                 request.device = exec->device;
                 request.need_bytes = exec->need_bytes;
@@ -367,7 +367,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
         }
         if (rc == 0) {
                 gr_lock(&lock);
-                exec = find(handle);
+                exec = find_exec(handle);
                 if (exec)
                         exec->trims = request.trims;
                 gr_unlock(&lock);

@@ -41,7 +41,7 @@ static bool counts(size_t bytes)
         return gr_shim_ready() && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES;
 }
 
-static CUresult charge(struct request *request)
+static CUresult allocate_charged(struct request *request)
 {
         uint64_t footprint = (request->bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
         struct gr_context *context = gr_context_current();
@@ -88,7 +88,7 @@ static CUresult take_pinned(struct request *request, unsigned int kind)
 
         if (!context || (request->flagged && request->flags & ~FLAGS) || !gr_real.cuMemFreeHost ||
             atomic_load_explicit(&gr_core.host->threshold_bytes, memory_order_relaxed) == 0)
-                return charge(request);
+                return allocate_charged(request);
         assert(request->flagged ? kind == request->flags : kind == PLAIN);
         rc = gr_pinned_alloc(context, request->bytes, kind, allocate_pinned, request, &ptr);
         if (rc == 0) {
@@ -140,7 +140,7 @@ static CUresult register_host(void *p, size_t bytesize, unsigned int flags, __ty
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        return counts(bytesize) && p ? charge(&request) : real(p, bytesize, flags);
+        return counts(bytesize) && p ? allocate_charged(&request) : real(p, bytesize, flags);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int flags)
@@ -155,7 +155,7 @@ GR_EXPORT CUresult CUDAAPI cuMemHostRegister(void *p, size_t bytesize, unsigned 
         return register_host(p, bytesize, flags, gr_real.cuMemHostRegister);
 }
 
-static CUresult give_back(void *p, CUresult (*real)(void *))
+static CUresult free_charged(void *p, CUresult (*real)(void *))
 {
         struct gr_accounted *entry = NULL;
         CUresult result;
@@ -179,7 +179,7 @@ GR_EXPORT CUresult CUDAAPI cuMemFreeHost(void *p)
                 if (rc != -ENOENT)
                         return gr_result(rc);
         }
-        return give_back(p, gr_real.cuMemFreeHost);
+        return free_charged(p, gr_real.cuMemFreeHost);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void *p, unsigned int flags)
@@ -207,5 +207,5 @@ GR_EXPORT CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *p)
 GR_EXPORT CUresult CUDAAPI cuMemHostUnregister(void *p)
 {
         gr_shim_ready();
-        return give_back(p, gr_real.cuMemHostUnregister);
+        return free_charged(p, gr_real.cuMemHostUnregister);
 }

@@ -86,7 +86,7 @@ static void *next(const char *name, const char *library, bool *ret_stand_in)
 }
 
 /* Finds the runtime's functions. Threads that come at the same time find the same. */
-static bool find(struct runtime *runtime)
+static bool find_functions(struct runtime *runtime)
 {
         GR_KEEP_ERRNO;
         bool stand_ins[3];
@@ -107,7 +107,7 @@ static bool find(struct runtime *runtime)
 /* Whether there is such a runtime, and its functions are known. */
 static inline bool is_found(struct runtime *runtime)
 {
-        return runtime->malloc || find(runtime);
+        return runtime->malloc || find_functions(runtime);
 }
 
 /* The current context, if the shortcut is open and the runtime has nothing left to set up for the thread; else NULL. */
@@ -168,7 +168,7 @@ static __attribute__((noinline)) cudaError_t free_by_runtime(struct runtime *run
         return result;
 }
 
-static inline cudaError_t alloc(struct runtime *runtime, void **ptr, size_t bytes)
+static inline cudaError_t serve_alloc(struct runtime *runtime, void **ptr, size_t bytes)
 {
         struct gr_context *context = context_of(runtime);
         CUdeviceptr dptr;
@@ -184,7 +184,7 @@ static inline cudaError_t alloc(struct runtime *runtime, void **ptr, size_t byte
         return alloc_by_runtime(runtime, ptr, bytes, rc);
 }
 
-static inline cudaError_t give_back(struct runtime *runtime, void *ptr)
+static inline cudaError_t serve_free(struct runtime *runtime, void *ptr)
 {
         int rc = 0;
 
@@ -208,12 +208,12 @@ static cudaError_t set_device(struct runtime *runtime, int device)
         GR_EXPORT cudaError_t gr_malloc_##number(void **ptr, size_t bytes);                                            \
         GR_HOT_CODE GR_EXPORT cudaError_t gr_malloc_##number(void **ptr, size_t bytes)                                 \
         {                                                                                                              \
-                return alloc(&runtimes[index], ptr, bytes);                                                            \
+                return serve_alloc(&runtimes[index], ptr, bytes);                                                      \
         }                                                                                                              \
         GR_EXPORT cudaError_t gr_free_##number(void *ptr);                                                             \
         GR_HOT_CODE GR_EXPORT cudaError_t gr_free_##number(void *ptr)                                                  \
         {                                                                                                              \
-                return give_back(&runtimes[index], ptr);                                                               \
+                return serve_free(&runtimes[index], ptr);                                                              \
         }                                                                                                              \
         GR_EXPORT cudaError_t gr_set_device_##number(int device);                                                      \
         GR_EXPORT cudaError_t gr_set_device_##number(int device)                                                       \

@@ -59,7 +59,7 @@ static int create(void *arg)
 }
 
 /* Lock held. */
-GR_HELD(gr_mappings) static struct memory *find(CUmemGenericAllocationHandle handle)
+GR_HELD(gr_mappings) static struct memory *find_memory(CUmemGenericAllocationHandle handle)
 {
         struct memory *memory;
 
@@ -72,7 +72,7 @@ GR_HELD(gr_mappings) static struct memory *find(CUmemGenericAllocationHandle han
 GR_HELD(gr_mappings) static bool enter_table(struct memory *memory)
 {
         gr_assert_locked(&gr_mappings);
-        assert(!find(memory->handle)); /* a handle has one entry */
+        assert(!find_memory(memory->handle)); /* a handle has one entry */
         HASH_ADD(hh, memories, handle, sizeof(memory->handle), memory);
         return memory->hh.tbl != NULL;
 }
@@ -168,7 +168,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         }
         *memory = (struct memory){.handle = request.handle, .device = device, .kind = kind, .bytes = bytes, .refs = 1};
         gr_lock(&gr_mappings);
-        stale = find(memory->handle); /* released by a call that no hook has seen */
+        stale = find_memory(memory->handle); /* released by a call that no hook has seen */
         if (stale) {
                 HASH_DEL(memories, stale);
                 stale->refs = 0;
@@ -196,7 +196,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
         gr_lock(&gr_mappings);
         result = GR_REAL(cuMemRelease, handle);
         GR_KEEP_ERRNO;
-        memory = result == CUDA_SUCCESS ? find(handle) : NULL;
+        memory = result == CUDA_SUCCESS ? find_memory(handle) : NULL;
         if (memory) {
                 assert(memory->refs > 0); /* else it is not in the table */
                 if (--memory->refs == 0)
@@ -251,7 +251,7 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
         gr_lock(&gr_mappings);
         result = GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
         GR_KEEP_ERRNO;
-        memory = result == CUDA_SUCCESS ? find(handle) : NULL;
+        memory = result == CUDA_SUCCESS ? find_memory(handle) : NULL;
         if (memory && !mapped(memory, base, bytes)) { /* no entry for it: its unmapping would not be noticed */
                 gr_real.cuMemUnmap(base, bytes);
                 result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -325,7 +325,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         gr_lock(&gr_mappings);
         result = GR_REAL(cuMemRetainAllocationHandle, &retained, address);
         GR_KEEP_ERRNO;
-        memory = result == CUDA_SUCCESS ? find(retained) : NULL;
+        memory = result == CUDA_SUCCESS ? find_memory(retained) : NULL;
         if (memory) {
                 memory->refs++;
         } else if (result == CUDA_SUCCESS) {
@@ -409,7 +409,7 @@ GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGe
         if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
                 return result;
         gr_lock(&gr_mappings);
-        memory = find(handle);
+        memory = find_memory(handle);
         own = memory && memory->kind != GR_MEMORY_IMPORTED;
         if (own)
                 memory->exported = true;

@@ -78,7 +78,7 @@ void gr_api_init(void)
  * Lock held. id 0: a free slot. A hook of its former owner that unregistered itself may still run; the registry does
  * not reuse its own slot before that returns.
  */
-GR_HELD(lock) static struct registered *find(uint64_t id)
+GR_HELD(lock) static struct registered *find_registered(uint64_t id)
 {
         gr_assert_locked(&lock);
         for (int i = 0; i < GR_RECLAIMABLES_MAX; i++)
@@ -98,7 +98,7 @@ GR_EXPORT int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimab
                 return -EINVAL;
         gr_shim_ready();
         gr_lock(&lock);
-        slot = find(0);
+        slot = find_registered(0);
         if (!slot) {
                 rc = -ENOSPC;
         } else {
@@ -129,7 +129,7 @@ GR_EXPORT int gpureclaim_unregister(uint64_t id)
         bool ready;
 
         gr_lock(&lock);
-        slot = id && id != LEAVING ? find(id) : NULL;
+        slot = id && id != LEAVING ? find_registered(id) : NULL;
         if (slot)
                 slot->id = LEAVING;
         ready = core_ready;
