@@ -65,10 +65,10 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
 
 /*
  * The context is about to be destroyed. Waits for the threads that give back or look at its memory: a call of the
- * driver while the context ends would crash in the driver (seen on an H200, driver 580, November 2026). Waits for the
- * context's work too, and takes it out of all fences, so that none asks the driver about it later. The wait also covers
- * what other contexts free until it is destroyed, as long as the program submits nothing more to it.
- * gr_core_context_drop or gr_core_context_stays follows.
+ * driver while the context ends would crash in the driver (docs/measurements.md, context-end). Waits for the context's
+ * work too, and takes it out of all fences, so that none asks the driver about it later. The wait also covers what
+ * other contexts free until it is destroyed, as long as the program submits nothing more to it. gr_core_context_drop or
+ * gr_core_context_stays follows.
  */
 void gr_core_context_ending(struct gr_context *context);
 

@@ -14,10 +14,10 @@
  * Events pass in the order they were recorded, so two counters say all of it, and a block in a bin never moves to
  * another list because its epoch has passed.
  *
- * Facts (measured on an H200, driver 580, November 2026): record and wait cover every stream of the context, those of
- * green contexts too, and streams made later; both destroy every capture going on in the context, whatever its mode,
- * while event queries and frees do no harm in a thread whose own capture mode is relaxed. An event belongs to the
- * context it was created in. Work of another device that reaches a block through peer access is covered only by an
+ * What the driver does (docs/measurements.md, fence-events): record and wait cover every stream of the context, those
+ * of green contexts and streams made later included. Both destroy every capture that is open in the context, whatever
+ * its mode, while event queries and frees do no harm in a thread whose own capture mode is relaxed. An event belongs to
+ * the context it was created in. Work of another device that reaches a block through peer access is covered only by an
  * event of that other context: a fence therefore records in every context that can reach the block.
  */
 #ifndef GR_FENCE_H

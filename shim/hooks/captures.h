@@ -6,7 +6,7 @@
 
 /*
  * An open capture. It ends by cuStreamEndCapture, or with its stream, its context or, on a per-thread stream, its
- * thread (measured, driver 580).
+ * thread (docs/measurements.md, capture-end).
  */
 struct gr_capture {
         const void *stream; /* gr_capture_identity of its stream */

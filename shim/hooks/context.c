@@ -422,8 +422,8 @@ static unsigned long long id_of(CUcontext ctx)
 }
 
 /*
- * Whether a context still exists. The driver recognises handles of destroyed contexts (measured, driver 580); a
- * different id means that the handle belongs to a new context.
+ * Whether a context still exists. The driver recognises handles of destroyed contexts (docs/measurements.md,
+ * context-end); a different id means that the handle belongs to a new context.
  */
 static bool is_alive(CUcontext ctx, unsigned long long id)
 {

@@ -124,7 +124,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream stream, CUgraph *gra
         return end_capture(stream, graph, true, gr_real.cuStreamEndCapture_ptsz);
 }
 
-/* A stream that is destroyed takes its capture with it (measured, driver 580). */
+/* A stream that is destroyed takes its capture with it (docs/measurements.md, capture-end). */
 static CUresult destroy(CUstream stream, __typeof__(cuStreamDestroy_v2) *real)
 {
         uint64_t number;
