@@ -38,7 +38,10 @@
 #include "segment/split_trim.h"
 #include "stats.h"
 
-/* The parts of the core: in one piece here, each by itself to the files of core/. */
+/*
+ * All parts of the core in one structure, for whoever makes a core. The files of core/ do not need it: struct gr_core
+ * has a pointer to each part.
+ */
 struct gr_parts {
         struct gr_ledger ledger;
         struct gr_accounted_ledger accounted;

@@ -116,7 +116,7 @@ void gr_accounted_settle(struct gr_accounted_ledger *ledger, struct gr_accounted
         if (!entry)
                 return;
         gr_lock(&ledger->lock);
-        assert(entry->taken); /* else it belongs to the ledger */
+        assert(entry->taken); /* by gr_accounted_take, so that no other thread has freed it */
         entry->taken = false;
         if (entry->removed)
                 uncharge(entry);

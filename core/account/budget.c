@@ -76,7 +76,10 @@ static void note_charged(struct gr_device *device)
 {
         uint64_t asked = atomic_load(&device->asked_bytes), charged = atomic_load(&device->reserved_bytes);
 
-        /* Calls may end or begin between these loads: with the larger of the two values none of them is in the peak. */
+        /*
+         * A call that ends meanwhile is only in the first value of asked_bytes, and one that begins only in the second.
+         * With the larger of the two the peak counts neither.
+         */
         asked = gr_max(asked, atomic_load(&device->asked_bytes));
         raise_to(&device->peak_reserved_bytes, charged > asked ? charged - asked : 0);
 }

@@ -21,7 +21,7 @@ enum gr_figure {
         GR_SHARED_FIGURES = GR_FIGURE_imported + 1, /* how many figures, from the first on, the region has */
 };
 
-/* What kind of amount a figure is, and so on which line of the text it stands: account/figures.def. */
+/* What kind of amount a figure is (account/figures.def). In the text, all figures of one kind stand on one line. */
 enum gr_figure_kind {
         GR_FIGURE_KIND_NOW,
         GR_FIGURE_KIND_BESIDE,

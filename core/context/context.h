@@ -51,13 +51,14 @@ struct gr_context {
 
         struct gr_split *split;
         /*
-         * A range must not be reused: from then on ranges are merged as they are freed, and none goes into a fastbin.
-         * Written with the split's lock held.
+         * Set once a range of the context was freed that must not be reused. From then on freed ranges are merged and
+         * none goes into a fastbin, so that what is wholly free can go back. Written with the split's lock held.
          */
         _Atomic bool fastbins_closed;
-        _Atomic uint32_t generations; /* how many of its ranges' its arenas have taken, to hand them out */
+        _Atomic uint32_t generations; /* the arenas take the generations of ranges from here, some at a time */
         /*
-         * Freed in the order of a stream, charged as cached until the stream gets there. Guarded by first_arena's lock.
+         * Blocks that the program freed in stream order, given to the driver in the same way. They are charged as
+         * cached until the stream has come to the free. Guarded by first_arena's lock.
          */
         struct gr_block *freed_in_order;
         struct gr_spilled *spilled;

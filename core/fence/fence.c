@@ -16,8 +16,9 @@
 #include "context/context.h"
 
 /*
- * After how many freed bytes a thread closes the epoch (gr_fence_close_bytes): an eighth of live memory. In none of the
- * recorded traces does that take more memory than 32 MiB for each epoch would, and it closes half as many epochs.
+ * A thread closes the epoch after it has freed an eighth of live memory (gr_fence_close_bytes), but at least
+ * GR_FENCE_CLOSE_BYTES and at most CLOSE_MOST_BYTES. In all recorded traces that takes no more memory than if each
+ * epoch were closed after 32 MiB, and half as many epochs are closed.
  */
 #define CLOSE_LIVE_PART  8
 #define CLOSE_CARD_PART  64 /* where barriers are cheap: this part of the card, as a barrier closes the epoch anyway */

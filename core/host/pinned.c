@@ -244,7 +244,10 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
         most = atomic_load_explicit(&core->host->threshold_bytes, memory_order_relaxed);
         if (block->flags & GR_BLOCK_EXPORTED || footprint > most || broken(core) || gr_fence_overflow(fence))
                 return free_by_driver(core, block);
-        /* Without such events the free waits, as the driver's own does. */
+        /*
+         * The free waits for the GPU, as the driver's own free does, if the options ask for that, or if the driver is
+         * too old to record an event for a whole context.
+         */
         rc = core->config.reuse == GR_REUSE_SYNC || !core->driver->context_record ? gr_fence_sync(core->process_fence)
                                                                                   : -EBUSY;
         if (rc && rc != -EBUSY)

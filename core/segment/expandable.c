@@ -29,7 +29,10 @@
 
 /* Below, the split's lock is held unless a comment says otherwise. */
 
-/* For gr_pool_kind_in_expandable. */
+/*
+ * Notes a new expandable segment for gr_pool_kind_in_expandable. Where there is none of the other size yet, its entry
+ * becomes the same one: with 0, low addresses would seem to lie in a segment.
+ */
 static void note_expandable(struct gr_core *core, bool small, uint64_t ptr, uint64_t bytes)
 {
         atomic_store(&core->expandable_ptrs[small], ptr);

@@ -20,10 +20,11 @@ struct gr_page {
         uint64_t handle;      /* constant while mapped */
         uint64_t freed_epoch; /* the latest epoch in which a range of the extent was freed */
         size_t used_bytes;
-        uint32_t pages; /* of the extent; 0: this is not its first page */
-        uint32_t back;  /* the first page of the extent is so many pages before this one */
-        uint32_t stale; /* so many pages from here on are stale: their memory was remapped, but is still mapped here */
-        bool stuck;     /* the extent has stuck ranges, so it goes back when its last used range is freed */
+        uint32_t pages; /* in the first page of an extent: how many it has; else 0 */
+        uint32_t back;  /* how many pages before this one the extent begins */
+        /* Where the memory of an extent was moved, in its first old page: how many still have it mapped; else 0. */
+        uint32_t stale;
+        bool stuck; /* the extent has stuck ranges, so it goes back when its last used range is freed */
 };
 
 static inline uint64_t gr_page_down(uint64_t ptr)

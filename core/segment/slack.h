@@ -15,18 +15,19 @@
 struct gr_context;
 
 /*
- * Whether the footprint, grown by growth_bytes for a request, stays within its bound: the peak of live memory, and a
- * share of it that depends on the time left to spend.
+ * Whether the footprint may grow by growth_bytes for a request of request_bytes. It may reach the peak of live memory
+ * plus a share of it: a small share as long as there is time to spend on better fits, a larger one after too much was
+ * spent.
  */
 bool gr_slack_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
-/* Whether the growth would exceed even the bound that applies when no time is left. */
+/* Whether the growth would exceed the bound with the small share, whatever time was spent. */
 bool gr_slack_is_exceeded(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
 /*
- * The same, measured by the recent peak of live memory (by the peak since the beginning where neither decay nor
- * proactive reclaim has looked at it). For growth that no request needs: a program that once needed more would else
- * come to hold that much again after it was returned.
+ * The same, but with the recent peak of live memory, for growth that the request could do without: with the peak since
+ * the beginning, a program that once needed more would come to hold that much again after it was returned. Where
+ * neither decay nor proactive reclaim has looked at the peak yet, the two are one.
  */
 bool gr_slack_is_exceeded_recently(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 

@@ -5,7 +5,7 @@
 #include "shim.h"
 #include "system/environment.h"
 
-/* How old the figure of driver overhead may be where it is read beside another call of the driver. */
+/* How old the figure of driver overhead may be where the program asks often, as by cuMemGetInfo. NVML is slow. */
 #define GR_OVERHEAD_AGE_NS UINT64_C(100000000)
 
 /* Whether the limit counts what the driver takes by itself. */

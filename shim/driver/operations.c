@@ -133,7 +133,7 @@ static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         CUdeviceptr ptr;
         CUresult result;
 
-        gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* here and below: no bin waits for the driver */
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* during the call others would spin on a bin's lock */
         assert(bytes > 0);
         callbacks->taking();
         ONCE_READY(result, gr_real.cuMemAlloc_v2(&ptr, bytes));

@@ -108,7 +108,10 @@ static void opened_ipc(CUdeviceptr ptr)
         opened(context, device ? device : context->device, ptr, bytes);
 }
 
-/* A handle of the library's own. The driver asks for that one flag, and takes any others. */
+/*
+ * Opens a handle that this library made. As the driver does, it requires CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS and ignores
+ * other flags.
+ */
 static CUresult open_segment(CUdeviceptr *dptr, const CUipcMemHandle *handle, unsigned int flags)
 {
         struct gr_context *context = gr_context_current();

@@ -19,7 +19,7 @@
 #include "hooks/stream_ordered.h"
 #include "system/environment.h"
 
-#define INFO_TRIES    500 /* after so many a figure that may be too high is accepted */
+#define INFO_TRIES    500 /* while memory is going back: the last of them may count some of it twice */
 #define INFO_PAUSE_NS UINT64_C(50000)
 
 int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
@@ -241,8 +241,9 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_
 }
 
 /*
- * SYNC_MEMOPS for a block of a segment, as the driver does not keep it for mapped memory: its context synchronizes all
- * operations that it would for the block, and more. Stays set in the context.
+ * Sets or clears CU_POINTER_ATTRIBUTE_SYNC_MEMOPS of a block that lies in a segment. The driver refuses it for mapped
+ * memory. So the flag CU_CTX_SYNC_MEMOPS of the block's context is set instead: it has the same effect on the memory of
+ * the whole context. It is never cleared, as other blocks may need it.
  */
 static CUresult set_sync(CUdeviceptr block, const struct gr_block_info *info, bool sync)
 {

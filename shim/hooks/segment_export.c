@@ -130,7 +130,7 @@ static void answer(int asker)
         }
 }
 
-/* On a worker, so that one that is slow to ask or to read keeps no other one waiting. */
+/* Runs on a worker: a process that is slow to send its handle, or to read the answer, delays no other one. */
 static void answer_on_worker(void *arg)
 {
         int asker = (int)(intptr_t)arg;

@@ -57,7 +57,7 @@ static int device_of(const unsigned char uuid[16])
         return -1;
 }
 
-/* Maps the memory behind a descriptor, of bytes bytes, at `at`. */
+/* Maps the memory that a descriptor stands for, which has this many bytes, at the address `at`. */
 static CUresult map_piece(CUdeviceptr at, size_t bytes, int fd)
 {
         CUmemGenericAllocationHandle memory;
@@ -410,7 +410,7 @@ void gr_segment_import_end(CUcontext context)
         gr_lock(&table_lock);
         DL_FOREACH_SAFE (openings, opening, tmp)
                 if (opening->import.context == context) {
-                        opening->ended = true; /* where another thread is at it, that one cleans up */
+                        opening->ended = true; /* a thread that is opening or closing it now cleans up */
                         if (opening->state == OPEN) {
                                 leave(opening);
                                 DL_APPEND(ended, opening);

@@ -26,9 +26,12 @@ CUresult gr_stream_ordered_free(CUdeviceptr ptr);
 struct gr_stream_ordered_free {
         struct gr_stream_ordered_free *prev, *next;
         CUdeviceptr ptr;
-        uint64_t orphan_bytes; /* size, where its pool was destroyed before the driver freed it; else 0 */
-        uint64_t found_bytes;  /* the same while its pool is being destroyed */
-        int device, found_device;
+        /* Where the pool of the memory has been destroyed before the driver freed it: its size and device; else 0. */
+        uint64_t orphan_bytes;
+        int device;
+        /* cuMemPoolDestroy writes these before it knows whether the driver destroys the pool: they become the above. */
+        uint64_t found_bytes;
+        int found_device;
         bool noted; /* in the list of those that have begun */
 };
 

@@ -35,7 +35,7 @@ static struct registered table[GR_RECLAIMABLES_MAX] GR_GUARDED_BY(lock);
 static uint64_t last_id GR_GUARDED_BY(lock);
 static bool core_ready GR_GUARDED_BY(lock);
 
-/* A hook's result as 0 or -errno: hooks may return errno or -errno. */
+/* What a purge or drop of the program has returned, as 0 or -errno: it may return either errno or -errno. */
 static int negative_errno(int rc)
 {
         return rc > 0 ? -rc : rc;

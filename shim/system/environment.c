@@ -23,7 +23,7 @@ static const char *read_environment(const char *name)
 static void warn(const char *message, void *arg)
 {
         (void)arg;
-        gr_log_set_level(gr_options.log); /* it has its final value before the first warning */
+        gr_log_set_level(gr_options.log); /* all options are read before the first warning comes */
         gr_log(GR_LOG_WARN, "%s", message);
 }
 
