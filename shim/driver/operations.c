@@ -53,7 +53,7 @@ int gr_errno_of(CUresult result)
         }
 }
 
-/* As gr_errno_of, for calls that can wait until a capture is over. */
+/* As gr_errno_of, for calls that may be repeated later: -EBUSY where the driver refuses because of a capture. */
 static int to_errno_or_busy(CUresult result)
 {
         return because_of_capture(result) ? -EBUSY : gr_errno_of(result);
@@ -224,7 +224,10 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
                 done += result == CUDA_SUCCESS;
                 callbacks->going_on();
         }
-        /* The driver keeps the memory until the host has seen the frees finish, and no later call waits for that. */
+        /*
+         * The driver has the memory only once the host has waited for the frees, and no later call waits for them by
+         * itself.
+         */
         if (done > 0 && gr_real.cuStreamSynchronize(stream) != CUDA_SUCCESS)
                 gr_real.cuStreamSynchronize(stream);
         gr_operations_restore_captures(mode);
@@ -240,7 +243,7 @@ static CUmemAllocationProp mapped_prop(int device)
                                     .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
         int capable = 0;
 
-        /* All memory of cuMemAlloc is capable of RDMA where the device is. */
+        /* All memory of cuMemAlloc is capable of RDMA where the device is, so this must be, too. */
         if (gr_real.cuDeviceGetAttribute(&capable, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
                                          device) == CUDA_SUCCESS &&
             capable)
@@ -249,10 +252,11 @@ static CUmemAllocationProp mapped_prop(int device)
 }
 
 /*
- * Contexts of other devices can copy all memory of cuMemAlloc, but mapped memory, other than by cuMemcpyPeer, only where
- * their device was given access to each range (docs/measurements.md, mapped-peers). So each device that the process uses
- * gets access to all that is mapped for core/, and nothing is mapped where the process sees a device that cannot have
- * it. Imports are mapped nevertheless.
+ * Whether each device that the process sees can access memory of dev, and dev theirs. A context of another device can
+ * copy all memory of cuMemAlloc. Mapped memory it can copy, other than by cuMemcpyPeer, only if its device was given
+ * access (docs/measurements.md, mapped-peers). So each device that the process uses gets access to all that is mapped
+ * for core/, and nothing is mapped for core/ where the process sees a device that cannot have it. Imports are mapped
+ * nevertheless.
  */
 static bool all_can_access(CUdevice dev, int devices)
 {
@@ -343,7 +347,10 @@ GR_HELD(gr_mappings) static CUresult set_access(uint64_t ptr, size_t bytes, cons
         return result;
 }
 
-/* Lock held. Lets the device read and write what is mapped at ptr, and of the others in use those that can reach it. */
+/*
+ * Lock held. Lets the device read and write what is mapped at ptr, and also those other devices in use that can reach
+ * it.
+ */
 GR_HELD(gr_mappings) static CUresult give_access(uint64_t ptr, size_t bytes, int device)
 {
         uint64_t used = atomic_load(&used_devices);
@@ -394,7 +401,7 @@ GR_HELD(gr_mappings) void gr_operations_drop(uint64_t ptr)
         free(mapping);
 }
 
-/* Lock held. Maps memory of device at ptr, where it can be used then; maps nothing where that fails. */
+/* Lock held. Maps memory of device at ptr and enters it by gr_operations_adopt. On failure nothing is mapped. */
 GR_HELD(gr_mappings)
 static CUresult map(uint64_t ptr, size_t bytes, CUmemGenericAllocationHandle memory, int device)
 {
@@ -410,7 +417,7 @@ static CUresult map(uint64_t ptr, size_t bytes, CUmemGenericAllocationHandle mem
         return result;
 }
 
-/* Lock held. handle 0: the memory is kept. */
+/* Lock held. Unmaps what map has mapped, and releases handle; 0: the memory is kept. */
 GR_HELD(gr_mappings) static CUresult unmap(uint64_t ptr, size_t bytes, uint64_t handle)
 {
         CUresult result;
@@ -436,7 +443,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
         gr_lock_rank_assert_free_from(GR_RANK_MAPPINGS);
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
         callbacks->taking();
-        /* A thread that is cancelled must not end here: the lock would stay locked, and the range with the caller. */
+        /* A thread that is cancelled must not end here: the lock would stay locked, and the caller's range in use. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         if (!*handle)
                 ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
@@ -477,7 +484,7 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
 
 void gr_operations_use_device(int device)
 {
-        static _Atomic uint64_t served; /* a bit for each that has access to all there is */
+        static _Atomic uint64_t served; /* a bit for each device that has access to all mapped memory */
         struct mapping *mapping, *tmp;
         bool all = true;
         int cancel;
@@ -490,7 +497,10 @@ void gr_operations_use_device(int device)
         atomic_fetch_or(&used_devices, UINT64_C(1) << device);
         if (!(atomic_load(&served) >> device & 1)) {
                 HASH_ITER (hh, mappings, mapping, tmp)
-                        /* Tried twice, as copies of it fail without; and by the next context again. */
+                        /*
+                         * Tried twice, because copies of memory without access fail. What fails here is tried
+                         * again by the device's next context.
+                         */
                         if (set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS &&
                             set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS)
                                 all = false;
@@ -566,7 +576,7 @@ static int driver_event_query(void *event)
 
 static int driver_context_record(void *context, void *event)
 {
-        gr_lock_rank_assert_held(GR_RANK_GATE); /* it would destroy a capture that begins now */
+        gr_lock_rank_assert_held(GR_RANK_GATE); /* or the record could destroy a capture that has just begun */
         return to_errno_or_busy(gr_real.cuCtxRecordEvent(context, event));
 }
 

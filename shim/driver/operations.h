@@ -1,4 +1,4 @@
-/* core/'s table of the driver's functions, and the driver's results as core/ knows them. */
+/* The driver as core/ calls it: the table of its functions, and its results as 0 or -errno. */
 #ifndef GR_OPERATIONS_H
 #define GR_OPERATIONS_H
 
@@ -22,15 +22,16 @@ struct gr_piece {
 };
 
 /*
- * The process has a context of the device: from now on the device can use all mapped memory that it can reach, as it can
- * use that of cuMemAlloc. What the driver refuses is tried again when the next context of the device begins.
+ * The process has a context of the device: from now on the device can use all mapped memory that it can reach, as it
+ * can use that of cuMemAlloc. What the driver refuses is tried again when the next context of the device begins.
  */
 void gr_operations_use_device(int device);
 
 /*
- * Lets device read and write what has just been mapped at ptr, and those devices in use, now or later, that can reach
- * it; until gr_operations_drop, after it was unmapped. handle: of the memory; 0: it cannot be exported. gr_mappings is
- * held. On failure it is not entered, and the caller unmaps it.
+ * Enters what has just been mapped at ptr, so that device can read and write it, and each other device that can reach
+ * it, if the process has a context of that, now or later. gr_operations_drop ends this, after the memory was unmapped.
+ * handle: of the memory; 0: it cannot be exported. gr_mappings is held at both. On failure there is no entry, and the
+ * caller unmaps the memory.
  */
 CUresult gr_operations_adopt(uint64_t ptr, size_t bytes, int device, uint64_t handle);
 void gr_operations_drop(uint64_t ptr);

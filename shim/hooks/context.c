@@ -16,7 +16,7 @@
 #include "hooks/segment_import.h"
 
 #define ENDED_LOOK_NS 10000
-#define ALIASES_MAX   256 /* contexts that use another one's memory: green contexts that no hook saw created */
+#define ALIASES_MAX   256 /* green contexts that no hook saw being made: their memory is another context's */
 
 struct alias {
         CUcontext handle, owner;
@@ -59,7 +59,8 @@ static struct gr_lock primary_locks[GR_DEVICES_MAX] = {
 /* A primary context that is about to be released or reset. */
 struct release {
         CUcontext primary; /* NULL: not seen */
-        bool reset, ends;
+        bool reset;
+        bool ends; /* unless the driver refuses, or has counted more retains than the hooks have seen */
 };
 
 static CUcontext primary_of(CUdevice dev) GR_HELD(primary_locks[dev]);
@@ -113,7 +114,7 @@ GR_HELD(lock) static CUcontext owner_of(CUcontext handle, CUdevice dev)
         return owner;
 }
 
-/* Lock held. */
+/* Lock held. The context that owns the memory of handle, where it is known to be another one; else NULL. */
 GR_HELD(lock) static CUcontext alias_of(CUcontext handle)
 {
         gr_assert_locked(&lock);
@@ -137,6 +138,7 @@ struct gr_context *gr_context_known(CUcontext handle)
         return gr_context_find(&gr_core, owner ? owner : handle);
 }
 
+/* Adds the context to the core. Where it is not the only one, no thread trusts what it remembers any more. */
 static struct gr_context *add(CUcontext handle, CUdevice dev)
 {
         struct gr_context *context = gr_core_context_add(&gr_core, handle, dev), *first = NULL;
@@ -301,7 +303,7 @@ static void is_new(CUcontext handle)
 
 /*
  * The program has this context: adds it to the core, even before it allocates. Copies of one context may access memory
- * of another one on the same device, so the fences of each must cover all.
+ * of another one on the same device, so the fences of each must cover all. made: the driver has just made it.
  */
 static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made)
 {
@@ -392,8 +394,8 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
 }
 
 /*
- * Called before the driver destroys a context that the core knows. From here on no fence of another context covers its
- * work; if the driver refuses, stays undoes that.
+ * Called before the driver destroys a context. From here on no fence of another context covers its work. If the driver
+ * does not destroy it, stays() undoes that.
  */
 static void ending(CUcontext handle)
 {
@@ -433,7 +435,7 @@ static bool is_alive(CUcontext ctx, unsigned long long id)
                id_of(ctx) == id;
 }
 
-/* counted: the context ends only with the last of its attaches. */
+/* counted: the call only takes back one attach, and the context ends with the last one. */
 static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool counted)
 {
         GR_KEEP_ERRNO;
@@ -487,7 +489,10 @@ static bool still_active(CUdevice dev)
         return active;
 }
 
-/* The last release ends the context. The driver has the count, but hooks see all retains. */
+/*
+ * Called before the driver releases or resets a primary context. The last release ends it. Only the driver knows the
+ * count, so it counts as the last one if the hooks have seen no more than one retain.
+ */
 static struct release before_release(CUdevice dev, bool reset)
 {
         struct release release = {.reset = reset};
@@ -563,7 +568,9 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
         return primary_ends(dev, gr_real.cuDevicePrimaryCtxReset_v2, true);
 }
 
-/* Lock held. Without host memory for the entry, its end is noticed only afterwards. */
+/*
+ * Lock held. Without host memory for the entry, the end of the primary context is noticed only after the driver's call.
+ */
 GR_HELD(lock) static void green_remember(CUgreenCtx handle, CUdevice dev)
 {
         gr_assert_locked(&lock);
@@ -640,6 +647,7 @@ GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx hand
         return result;
 }
 
+/* Cleans up after each primary context that the driver has ended meanwhile. */
 static void end_inactive(void)
 {
         for (int i = 0; i < GR_DEVICES_MAX; i++) {

@@ -16,9 +16,9 @@
 #include "system/workers.h"
 
 #define BACKLOG     64
-#define TRIES       2 /* what fails once, for want of something, is tried again */
+#define TRIES       2 /* how often is tried what may fail for lack of memory or of descriptors */
 #define PAUSE_NS    UINT64_C(10000000)
-#define LOOK_MS     400                  /* longest sleep of the thread, as it delays the end of a process left alone */
+#define LOOK_MS     400 /* longest sleep of the thread: a process whose own threads have ended waits for it */
 #define ANSWER_NS   UINT64_C(5000000000) /* longest wait for an asker to ask, or to take what was sent */
 #define ANSWERS_MAX 64                   /* askers that are answered at the same time */
 
@@ -26,13 +26,16 @@ static struct gr_lock service_lock = GR_LOCK_INIT(GR_RANK_IPC);
 static struct {
         uint64_t number; /* 0: none yet */
         int fd;
-        ino_t inode; /* of the socket: the program may have closed fd, and opened something else */
+        ino_t inode; /* of the socket: the program may have closed fd, and opened something else as fd */
         bool running, stop;
 } service GR_GUARDED_BY(service_lock) = {.fd = -1};
 
 static _Atomic int answers; /* askers that are being answered by workers */
 
-/* gr_mappings is held, so mapped memory stays: whether the block of the handle is still there, and exported. */
+/*
+ * Whether the block of the handle is still the same, live and exported. gr_mappings is held, so that no memory of it is
+ * unmapped meanwhile.
+ */
 GR_HELD(gr_mappings) static bool is_there(const struct gr_segment_handle *handle, struct gr_block_info *ret_info)
 {
         gr_assert_locked(&gr_mappings);
@@ -41,7 +44,7 @@ GR_HELD(gr_mappings) static bool is_there(const struct gr_segment_handle *handle
                ret_info->requested_bytes == handle->bytes;
 }
 
-/* gr_mappings is held. Describes a block whose memory was mapped. False: it was not. */
+/* Fills the reply for a block in mapped memory. False: its memory is not mapped for core/. gr_mappings is held. */
 GR_HELD(gr_mappings) static bool describe_mapped(const struct gr_segment_handle *handle, struct gr_segment_reply *reply)
 {
         struct gr_piece piece, first;
@@ -59,7 +62,7 @@ GR_HELD(gr_mappings) static bool describe_mapped(const struct gr_segment_handle 
         return true;
 }
 
-/* Describes a block that lies in an allocation of the driver. */
+/* Fills the reply for a block in an allocation of the driver. False: the driver makes no handle of it. */
 static bool describe_allocation(const struct gr_segment_handle *handle, CUcontext context,
                                 struct gr_segment_reply *reply)
 {
@@ -74,12 +77,12 @@ static bool describe_allocation(const struct gr_segment_handle *handle, CUcontex
         gr_real.cuCtxPopCurrent_v2(&context);
         reply->offset_bytes = handle->base - start;
         reply->memory = UINT64_C(0xcbf29ce484222325);
-        for (size_t i = 0; i < sizeof(reply->driver); i++) /* FNV-1a */
+        for (size_t i = 0; i < sizeof(reply->driver); i++) /* a hash of the driver's handle: FNV-1a */
                 reply->memory = (reply->memory ^ ((unsigned char *)&reply->driver)[i]) * UINT64_C(0x100000001b3);
         return results[0] == CUDA_SUCCESS && results[1] == CUDA_SUCCESS;
 }
 
-/* Fills the reply to a handle. While a handle is made its `memory` is 0, and is not compared. */
+/* Fills the reply to a handle. `memory` of a handle that is being made is still 0, and not compared. */
 static void describe(const struct gr_segment_handle *handle, struct gr_segment_reply *reply)
 {
         struct gr_block_info info;
@@ -192,7 +195,7 @@ static void *serve(void *arg)
         return NULL;
 }
 
-/* Lock held. Opens the socket and starts the thread, unless one of these cannot be had. */
+/* Lock held. Opens the socket and starts the thread. Where that fails, service.running stays false. */
 GR_HELD(service_lock) static void begin_service(void)
 {
         struct sockaddr_un address;
@@ -201,7 +204,7 @@ GR_HELD(service_lock) static void begin_service(void)
         int rc;
 
         gr_assert_locked(&service_lock);
-        /* Never 0, which stands for none. The name stays when the thread has to start again. */
+        /* 0 stands for none. The number is kept when the thread is started again, so that handles stay good. */
         while (!service.number)
                 if (getrandom(&service.number, sizeof(service.number), 0) != (ssize_t)sizeof(service.number))
                         return;
@@ -209,7 +212,10 @@ GR_HELD(service_lock) static void begin_service(void)
         service.fd = gr_message_off_streams(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         if (service.fd < 0)
                 return;
-        /* The thread may still wait at a socket of this name, which the program has closed. */
+        /*
+         * The program may have closed the socket of this name. The name is free once the thread that polls it has
+         * noticed.
+         */
         for (int waits = 0; (rc = bind(service.fd, (struct sockaddr *)&address, length)) != 0 && errno == EADDRINUSE &&
                             waits < (int)(2 * LOOK_MS * UINT64_C(1000000) / PAUSE_NS);
              waits++)
@@ -219,20 +225,20 @@ GR_HELD(service_lock) static void begin_service(void)
                 service.running = gr_workers_start_thread(serve, NULL);
         }
         if (!service.running) {
-                service.number = 0; /* a child that the program forked may keep the name */
+                service.number = 0; /* another one next time: a child of the program may still have this name open */
                 close(service.fd);
                 service.fd = -1;
         }
 }
 
-/* The number of the service, which runs then; 0: it cannot. */
+/* Starts the service unless it runs, and returns its number; 0: it could not be started. */
 static uint64_t serving(void)
 {
         uint64_t number;
 
         gr_lock(&service_lock);
         if (service.running && !is_open(service.fd, service.inode))
-                service.running = false; /* the thread will see it, too, and end */
+                service.running = false; /* the program has closed the socket, and the thread will end */
         for (int tries = 0; !service.running && !service.stop && tries < TRIES; tries++)
                 begin_service();
         number = service.running ? service.number : 0;
@@ -260,7 +266,7 @@ bool gr_segment_export(CUdeviceptr base, const struct gr_block_info *info, CUipc
         int cancel;
 
         assert(info->live && info->split);
-        /* A thread that is cancelled must not end here or below: its locks would stay locked. */
+        /* A thread that is cancelled must not end in here: its locks would stay locked. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         describe(&handle, &reply);
         handle.memory = reply.memory;
@@ -282,7 +288,7 @@ void gr_segment_export_stop(void)
         gr_unlock(&service_lock);
 }
 
-/* The child has one thread, and the locks may be held by others that it has not. */
+/* Takes no lock: a thread that the child does not have may hold it for ever. */
 GR_NOT_CHECKED void gr_segment_export_forget(void)
 {
         if (service.running && is_open(service.fd, service.inode))

@@ -1,18 +1,18 @@
 /*
- * Legacy IPC (cuIpcGetMemHandle) of blocks that lie in segments. The driver makes handles of whole allocations only, and
- * none of mapped memory. So the library makes a handle of its own. The importer, a process under the library, sends it
- * to the exporter and receives one descriptor for each piece that the block lies in. It maps the pieces side by side and
- * closes the descriptors. Where the segment is an ordinary allocation of the driver, the importer receives the driver's
- * handle instead. As with the driver, a handle stands for the whole block, whatever offset it was asked for, until the
- * block is freed. An open mapping and its content survive a free by the exporter, and its end.
+ * Legacy IPC (cuIpcGetMemHandle) of blocks that lie in segments. The driver makes handles of whole allocations only,
+ * and none of mapped memory. So the library makes a handle of its own. The importer, a process under the library, sends
+ * it to the exporter and receives one descriptor for each piece that the block lies in. It maps the pieces side by side
+ * and closes the descriptors. Where the segment is an ordinary allocation of the driver, the importer receives the
+ * driver's handle instead. As with the driver, a handle stands for the whole block, whatever offset it was asked for,
+ * until the block is freed. An open mapping and its content survive that the exporter frees the block, or ends.
  *
- * The exporter listens on a Unix socket with a random abstract name, in a thread, from its first export on; workers
- * answer, or that thread where there are too many. Should the program close the socket, handles cannot be opened until
- * the next export. It answers processes of its own user and of root. A process without the library cannot open such a handle: the
- * driver refuses it (docs/measurements.md, mapped-export).
+ * The exporter listens on a Unix socket with a random abstract name, in a thread, from its first export on. Workers
+ * answer; where too many processes ask at once, the thread itself does. Should the program close the socket, handles
+ * cannot be opened until the next export. The exporter answers processes of its own user and of root. A process without
+ * the library cannot open such a handle: the driver refuses it (docs/measurements.md, mapped-export).
  *
- * Any thread may call these functions; they may change errno. No lock is held across waits for the other process or the GPU,
- * so that an open or close that waits delays only those of the same memory.
+ * Any thread may call these functions; they may change errno. No lock is held across waits for the other process or the
+ * GPU, so that an open or close that waits delays only those of the same memory.
  */
 #ifndef GR_SEGMENT_EXPORT_H
 #define GR_SEGMENT_EXPORT_H
@@ -25,7 +25,10 @@
 
 #define GR_SEGMENT_MAGIC UINT64_C(0x6d65726c75707267) /* no handle of the driver begins so */
 
-/* What the 64 bytes of a handle hold. While the service lives, a block has the same bytes whenever it is asked for. */
+/*
+ * What the 64 bytes of a handle hold. All handles of one block are equal, as long as the exporter's socket has one
+ * name.
+ */
 struct gr_segment_handle {
         uint64_t magic, service; /* service: the number in the name of the exporter's socket */
         uint64_t base, bytes;    /* of the block, in the exporter */
@@ -36,15 +39,15 @@ struct gr_segment_handle {
 _Static_assert(sizeof(struct gr_segment_handle) == sizeof(CUipcMemHandle), "one is copied to the other");
 
 /*
- * The exporter's answer to a handle. After it comes a message for each piece, its bytes with its descriptor; none where
- * the memory is an allocation of the driver, or there is no such block.
+ * The exporter's answer to a handle. One message follows for each piece, which holds its size and comes with its
+ * descriptor; none where the memory is an allocation of the driver, or there is no such block.
  */
 struct gr_segment_reply {
         uint64_t good;            /* 0: there is no such block */
         uint64_t offset_bytes;    /* of the block in its first piece, or in the allocation */
         uint64_t all_bytes;       /* of all pieces; 0: it is an allocation */
         uint64_t memory;          /* as in struct gr_segment_handle */
-        CUipcMemHandle driver;    /* of an allocation */
+        CUipcMemHandle driver;    /* the driver's handle, of an allocation */
         unsigned char device[16]; /* its UUID; zeros: unknown */
 };
 
@@ -60,7 +63,10 @@ bool gr_segment_export_is_own(const struct gr_segment_handle *handle);
 /* The process exits: tells the thread to end. */
 void gr_segment_export_stop(void);
 
-/* In a child after fork: closes the socket and what is in transit, so that only the parent answers and holds memory. */
+/*
+ * In a child after fork: closes the socket and the descriptors in transit, so that only the parent answers, and the
+ * child keeps no memory.
+ */
 void gr_segment_export_forget(void);
 
 #endif

@@ -14,11 +14,11 @@
 #include "system/messages.h"
 #include "system/platform.h"
 
-#define TRIES    2 /* what fails once, for want of something, is tried again */
+#define TRIES    2 /* how often is tried what may fail for lack of memory or of descriptors */
 #define PAUSE_NS UINT64_C(10000000)
 #define OPEN_NS  UINT64_C(10000000000) /* longest wait for the exporter's answer, and for each piece */
 
-/* Memory of another process: on its way, open, or about to be given back. By one thread at a time but when open. */
+/* The state of an entry. While it is being opened or closed, only the thread that does so may change it. */
 enum opening_state { OPENING, OPEN, CLOSING };
 
 struct opening {
@@ -74,7 +74,10 @@ static CUresult map_piece(CUdeviceptr at, size_t bytes, int fd)
         return result;
 }
 
-/* Unmaps the first bytes of what was mapped, and gives its addresses back. adopted: as map_for does. */
+/*
+ * Unmaps mapped_bytes at `at`, and gives the addresses back, all_bytes from there on. adopted: gr_operations_adopt has
+ * succeeded for them.
+ */
 static CUresult unmap(CUdeviceptr at, size_t mapped_bytes, size_t all_bytes, bool adopted)
 {
         CUresult result = CUDA_SUCCESS;
@@ -93,7 +96,10 @@ static CUresult unmap(CUdeviceptr at, size_t mapped_bytes, size_t all_bytes, boo
         return result;
 }
 
-/* Receives all pieces and maps them side by side at `at`. *ret_mapped_bytes is always written. */
+/*
+ * Receives all pieces and maps them side by side at `at`. *ret_mapped_bytes, how far it came, is written on failure,
+ * too.
+ */
 static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *ret_mapped_bytes)
 {
         CUresult result = CUDA_SUCCESS;
@@ -116,7 +122,10 @@ static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *
         return result;
 }
 
-/* Maps all pieces where dev, and all devices that this process uses, can use them. */
+/*
+ * Receives and maps all pieces, at new addresses. dev can use them then, and so can all other devices of the process
+ * that can reach them.
+ */
 static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
 {
         size_t mapped = 0;
@@ -136,8 +145,8 @@ static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
 }
 
 /*
- * Opens what the exporter at the other end of the socket offers, for the device dev. Fills all of opening but count.
- * *ret_again: it failed for a reason that may have gone when it is tried again.
+ * Asks the exporter at the other end of the socket for the memory of opening->handle, opens it for the device dev, and
+ * writes in opening what it is. *ret_again, on failure: whether another try may succeed.
  */
 static CUresult take(int exporter, CUdevice dev, struct opening *opening, uint64_t deadline_ns, bool *ret_again)
 {
@@ -168,7 +177,7 @@ static CUresult take(int exporter, CUdevice dev, struct opening *opening, uint64
         return result;
 }
 
-/* As take, from the exporter that the handle names. */
+/* Connects to the exporter that the handle names, and takes the memory from it. */
 static CUresult fetch(CUdevice dev, struct opening *opening, uint64_t deadline_ns, bool *ret_again)
 {
         struct sockaddr_un address;
@@ -181,7 +190,7 @@ static CUresult fetch(CUdevice dev, struct opening *opening, uint64_t deadline_n
                 return result;
         while ((rc = connect(exporter, (struct sockaddr *)&address, length)) != 0 &&
                (errno == EINTR || errno == EAGAIN) && gr_platform_now_ns() < deadline_ns)
-                gr_driver.sleep_ns(PAUSE_NS); /* too many are waiting */
+                gr_driver.sleep_ns(PAUSE_NS); /* the exporter has no room for another connection yet */
         if (rc == 0) {
                 result = take(exporter, dev, opening, deadline_ns, ret_again);
         } else if (errno == ECONNREFUSED) {
@@ -192,7 +201,7 @@ static CUresult fetch(CUdevice dev, struct opening *opening, uint64_t deadline_n
         return result;
 }
 
-/* Lock held. The entry of a handle, in whatever context; NULL. */
+/* Lock held. The entry of a handle, in any context; NULL: there is none. */
 GR_HELD(table_lock) static struct opening *opened(const struct gr_segment_handle *handle)
 {
         struct opening *opening;
@@ -208,11 +217,11 @@ void gr_segment_import_count(struct gr_device *device, CUcontext context, uint64
 {
         bytes = (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
         gr_budget_force(device, GR_MEMORY_IMPORTED, bytes);
-        /* Without memory for the entry it is not shown: the limit does not count it anyway. */
+        /* Where there is no host memory for the entry, the figures lack it. No limit depends on that. */
         (void)gr_accounted_add(gr_core.accounted, device, GR_MEMORY_IMPORTED, key, context, bytes);
 }
 
-/* Waits for all work of the context and gives back what an opening has. The driver does not wait when it unmaps. */
+/* Gives back the memory of an entry, after all work of its context: the driver does not wait when it unmaps. */
 static CUresult close_memory(const struct opening *opening)
 {
         struct gr_context *context = gr_context_find(&gr_core, opening->import.context);
@@ -225,7 +234,7 @@ static CUresult close_memory(const struct opening *opening)
         return rc ? gr_result_of(rc) : unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
 }
 
-/* Lock held. */
+/* Lock held. Takes an entry off the list, and wakes the threads that wait for it. */
 GR_HELD(table_lock) static void leave(struct opening *opening)
 {
         gr_assert_locked(&table_lock);
@@ -234,7 +243,10 @@ GR_HELD(table_lock) static void leave(struct opening *opening)
         pthread_cond_broadcast(&state_changed);
 }
 
-/* This thread's new entry for a handle. NULL: it is open, and *ret_import says what; or *ret_result is an error. */
+/*
+ * A new entry for a handle, which this thread must now open. NULL: it is open already, counted once more and described
+ * in *ret_import; or *ret_result is an error.
+ */
 static struct opening *begin_opening(CUcontext context, const struct gr_segment_handle *handle,
                                      struct gr_segment_import *ret_import, CUresult *ret_result)
 {
@@ -263,7 +275,7 @@ static struct opening *begin_opening(CUcontext context, const struct gr_segment_
         return opening;
 }
 
-/* Fetches what a new entry stands for. On failure the entry is gone. */
+/* Opens the memory of a new entry. On failure the entry is freed. */
 static CUresult finish_opening(CUdevice dev, struct opening *opening)
 {
         uint64_t deadline_ns = gr_platform_now_ns() + OPEN_NS;
@@ -349,7 +361,10 @@ int gr_segment_import_find(CUdeviceptr ptr, struct gr_segment_import *ret_import
         return rc;
 }
 
-/* Gives back what one entry has, which this thread alone may change. */
+/*
+ * Closes the memory of an entry in state CLOSING, which this thread has set, and frees the entry. On failure it is open
+ * again, unless its context has ended.
+ */
 static CUresult finish_closing(struct opening *opening)
 {
         struct gr_accounted *entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, opening->import.base);

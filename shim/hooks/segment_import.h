@@ -1,4 +1,7 @@
-/* Memory of other processes that is opened by the handles of segment_export.h. As there, any thread may call. */
+/*
+ * Memory of other processes that this one opens by the handles of segment_export.h. Any thread may call these
+ * functions.
+ */
 #ifndef GR_SEGMENT_IMPORT_H
 #define GR_SEGMENT_IMPORT_H
 
@@ -20,18 +23,21 @@ struct gr_segment_import {
 bool gr_segment_import_made(const CUipcMemHandle *handle);
 
 /*
- * Opens a handle in context, of device dev, which is current. The first open maps the memory and counts it as imported;
- * further ones return the same address and increase a count. May wait for the exporter. On failure nothing is written.
- * CUDA_ERROR_INVALID_CONTEXT: the handle is this process's own; CUDA_ERROR_INVALID_HANDLE: another context of the process
- * has it open; CUDA_ERROR_INVALID_VALUE: the block or its process is gone, or that process is of a user whom this one
- * does not trust; CUDA_ERROR_MAP_FAILED: no answer; or the driver's error.
+ * Opens a handle in context, which is current and of device dev. The first open maps the memory and counts it as
+ * imported; further ones return the same address and increase a count. May wait for the exporter. On failure nothing is
+ * written. CUDA_ERROR_INVALID_CONTEXT: the handle is this process's own; CUDA_ERROR_INVALID_HANDLE: another context of
+ * the process has it open; CUDA_ERROR_INVALID_VALUE: the block or its process is gone, or that process is of a user
+ * whom this one does not trust; CUDA_ERROR_MAP_FAILED: no answer; or the driver's error.
  */
 CUresult gr_segment_import_open(CUcontext context, CUdevice dev, const CUipcMemHandle *handle, CUdeviceptr *ret_ptr);
 
-/* Counts memory as imported, with an entry by key in the accounts, that of context. For imports of any kind. */
+/*
+ * Counts memory of another process as imported, and enters it in the accounts under key, until the end of context. Also
+ * for memory that was opened in another way.
+ */
 void gr_segment_import_count(struct gr_device *device, CUcontext context, uint64_t key, uint64_t bytes);
 
-/* What is open at ptr; -ENOENT. */
+/* Describes the open memory that ptr lies in. -ENOENT: there is none. */
 int gr_segment_import_find(CUdeviceptr ptr, struct gr_segment_import *ret_import);
 
 /*

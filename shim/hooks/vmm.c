@@ -23,15 +23,20 @@
 
 struct memory {
         UT_hash_handle hh;
-        CUmemGenericAllocationHandle handle; /* key, not always of one alone; in the table while refs > 0 */
+        /* Key; in the table while refs > 0. Imports of one memory may have the same handle, and have an entry each. */
+        CUmemGenericAllocationHandle handle;
         struct gr_device *device;
         enum gr_memory_kind kind;
-        uint64_t bytes;    /* 0 for imported memory until it is mapped */
-        struct memory *of; /* own memory imported again: the entry that is charged for it, which this one keeps alive as
-                              a mapping does; NULL until found */
-        bool exported, own_import;
-        unsigned refs; /* calls of cuMemRelease that the program still has to make */
-        unsigned maps;
+        uint64_t bytes; /* 0 for imported memory until it is mapped */
+        /*
+         * Of memory of this process that it has imported again: the entry that is charged for it, which this one keeps
+         * alive as a mapping does. NULL until the first mapping, and where no such entry was found.
+         */
+        struct memory *of;
+        bool exported;   /* the program has a descriptor of it */
+        bool own_import; /* imported by a descriptor of this process's own */
+        unsigned refs;   /* calls of cuMemRelease that the program still has to make */
+        unsigned maps;   /* mappings, and entries whose `of` this one is */
 };
 
 struct mapping {
@@ -100,9 +105,10 @@ static bool may_be(const struct memory *import, const struct memory *memory, siz
 }
 
 /*
- * Lock held. Counts imported memory at its first mapping, which tells how large it is. The process's own is tied to the
- * entry that is charged for it. Of several exports of one size any will do, because only their sum counts. Where all of
- * them were released, it is charged anew.
+ * Lock held. Counts imported memory at its first mapping, which tells how large it is. Where the memory is this
+ * process's own, the import is tied to the entry that is charged for it. That cannot be told among several exports of
+ * one size, but any of them will do, as only their sum counts. Where all of them were released, the memory is charged
+ * anew.
  */
 GR_HELD(gr_mappings) static void import_mapped(struct memory *import, size_t bytes)
 {
@@ -198,7 +204,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
         GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find_memory(handle) : NULL;
         if (memory) {
-                assert(memory->refs > 0); /* else it is not in the table */
+                assert(memory->refs > 0); /* as it is in the table */
                 if (--memory->refs == 0)
                         HASH_DEL(memories, memory);
                 drop_if_unused(memory);
@@ -218,7 +224,7 @@ GR_HELD(gr_mappings) static void unmapped(struct mapping *mapping)
         free(mapping);
 }
 
-/* Lock held. The driver has mapped memory at base. False: out of memory. */
+/* Lock held. Enters what the driver has mapped at base. False: out of memory. */
 GR_HELD(gr_mappings) static bool mapped(struct memory *memory, CUdeviceptr base, size_t bytes)
 {
         struct mapping *mapping = calloc(1, sizeof(*mapping)), *stale;
@@ -374,7 +380,9 @@ static struct memory *imported(CUmemGenericAllocationHandle handle, void *os_han
         return memory;
 }
 
-/* An import gets an entry of its own, also under a handle that is in the table already: each release takes one. */
+/*
+ * Each import gets an entry of its own, also under a handle that is in the table already, and each release removes one.
+ */
 GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
                                                           CUmemAllocationHandleType type)
 {

@@ -12,13 +12,13 @@
 
 #include "system/platform.h"
 
-#define MOMENTS_MAX 192
+#define REGISTER_MAX 192
 
 /*
- * Descriptors that are open for a moment, plus 1. A child that the program forks then closes them, as memory stays for
- * as long as a descriptor of it is open.
+ * The register: each descriptor plus 1; 0: a free place. A child that the program forks closes what is in it, because
+ * memory of a device stays as long as a descriptor of it is open anywhere.
  */
-static _Atomic int moments[MOMENTS_MAX];
+static _Atomic int registered[REGISTER_MAX];
 
 int gr_message_off_streams(int fd)
 {
@@ -35,9 +35,9 @@ int gr_message_begin(int fd)
 {
         int moved = gr_message_off_streams(fd), none;
 
-        for (size_t i = 0; moved >= 0 && i < sizeof(moments) / sizeof(moments[0]); i++) {
+        for (size_t i = 0; moved >= 0 && i < sizeof(registered) / sizeof(registered[0]); i++) {
                 none = 0;
-                if (atomic_compare_exchange_strong(&moments[i], &none, moved + 1))
+                if (atomic_compare_exchange_strong(&registered[i], &none, moved + 1))
                         break;
         }
         return moved;
@@ -47,9 +47,9 @@ void gr_message_end(int fd)
 {
         int open;
 
-        for (size_t i = 0; i < sizeof(moments) / sizeof(moments[0]); i++) {
+        for (size_t i = 0; i < sizeof(registered) / sizeof(registered[0]); i++) {
                 open = fd + 1;
-                if (atomic_compare_exchange_strong(&moments[i], &open, 0))
+                if (atomic_compare_exchange_strong(&registered[i], &open, 0))
                         break;
         }
         close(fd);
@@ -135,7 +135,7 @@ bool gr_message_receive(int socket, void *data, size_t bytes, int *ret_fd, uint6
         while (received < 0 && (errno == EINTR || errno == EAGAIN));
         header = received > 0 ? CMSG_FIRSTHDR(&message) : NULL;
         if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-                count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int); /* the room may be for more than one */
+                count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int); /* as it is padded, it may hold more than one */
                 memcpy(fds, CMSG_DATA(header), count * sizeof(int));
         }
         if (received == (ssize_t)bytes && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
@@ -151,8 +151,8 @@ bool gr_message_receive(int socket, void *data, size_t bytes, int *ret_fd, uint6
 
 void gr_message_forget(void)
 {
-        for (size_t i = 0; i < MOMENTS_MAX; i++) {
-                int fd = atomic_exchange(&moments[i], 0) - 1;
+        for (size_t i = 0; i < REGISTER_MAX; i++) {
+                int fd = atomic_exchange(&registered[i], 0) - 1;
 
                 if (fd >= 0)
                         close(fd);

@@ -1,7 +1,7 @@
 /*
- * Messages between processes of this library, with descriptors: over Unix sockets of kind SOCK_SEQPACKET that have
- * abstract names. There is no CUDA in this file. Any thread may call these functions; they may change errno. deadline_ns
- * is a time on the clock of gr_platform_now_ns.
+ * Messages between processes of this library, with descriptors, over Unix sockets of kind SOCK_SEQPACKET that have
+ * abstract names. There is no CUDA in this file. Any thread may call these functions; they may change errno.
+ * deadline_ns is a time on the clock of gr_platform_now_ns.
  */
 #ifndef GR_MESSAGES_H
 #define GR_MESSAGES_H
@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-/* The address with a number in its name. Returns its length. */
+/* Writes the address whose name contains the number. Returns its length. */
 socklen_t gr_message_address(uint64_t number, struct sockaddr_un *address);
 
 /*
@@ -22,25 +22,28 @@ socklen_t gr_message_address(uint64_t number, struct sockaddr_un *address);
 int gr_message_off_streams(int fd);
 
 /*
- * The same, and registers it until gr_message_end closes it, so that a child that the program forks meanwhile closes it,
- * too (gr_message_forget). Where the register is full it stays open in the child.
+ * The same, and registers the descriptor until gr_message_end closes it. A child that the program forks meanwhile
+ * closes what is registered (gr_message_forget). Where the register is full, it stays open in the child.
  */
 int gr_message_begin(int fd);
 void gr_message_end(int fd);
 
-/* Whether the other end has this process's user or is root; with may_serve, also whether this process is root. */
+/*
+ * Whether the process at the other end is of the same user as this one, or of root. With may_serve, a process of root
+ * accepts every other one.
+ */
 bool gr_message_is_trusted(int fd, bool may_serve);
 
-/* Sends one message, with a descriptor where that is not -1. False: not until deadline_ns, or an error. */
+/* Sends one message, and fd with it unless that is -1. False: it could not be sent until deadline_ns, or an error. */
 bool gr_message_send(int socket, const void *data, size_t bytes, int fd, uint64_t deadline_ns);
 
 /*
- * Receives one message of this length with one descriptor, for gr_message_end, or with none: ret_fd is NULL. False:
- * another one, none until deadline_ns, or an error.
+ * Receives one message of exactly this length, which must come with one descriptor, for the caller to close by
+ * gr_message_end; with none where ret_fd is NULL. False: another message came, or none until deadline_ns, or an error.
  */
 bool gr_message_receive(int socket, void *data, size_t bytes, int *ret_fd, uint64_t deadline_ns);
 
-/* In a child after fork: closes what is open for a moment. */
+/* In a child after fork: closes all that is registered. */
 void gr_message_forget(void);
 
 #endif
