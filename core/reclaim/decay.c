@@ -34,12 +34,28 @@ uint64_t gr_decay_step_ns(const struct gr_core *core)
         return core->config.decay_ns ? gr_max(step_ns, GR_DECAY_STEP_MIN_NS) : 0;
 }
 
-/* Records the low water of a class for the `times` steps that have passed since the last call; times > 0. */
-static void age(struct gr_context *context, unsigned class, unsigned steps, unsigned times)
+/* What no request needed since the last call, of a size class or of the segments. */
+static uint64_t unneeded(struct gr_context *context, unsigned kind)
 {
-        uint64_t *unused = context->decay->unused_bytes[class], low = gr_trim_unneeded(context, class);
+        return kind == GR_DECAY_SEGMENTS ? gr_trim_segments_unneeded(context) : gr_trim_unneeded(context, kind);
+}
 
-        assert(class < GR_DECAY_KINDS && steps > 0 && steps <= GR_DECAY_STEPS);
+/* Returns idle memory of a size class or of the segments, at most most_bytes. Returns the bytes that left the cache. */
+static uint64_t return_idle(struct gr_context *context, unsigned kind, uint64_t most_bytes)
+{
+        return kind == GR_DECAY_SEGMENTS ? gr_trim_segments(context, most_bytes)
+                                         : gr_trim_class(context, kind, most_bytes);
+}
+
+/*
+ * Records the low water of a size class, or of the segments, for the `times` steps that have passed since the last
+ * call; times > 0.
+ */
+static void age(struct gr_context *context, unsigned kind, unsigned steps, unsigned times)
+{
+        uint64_t *unused = context->decay->unused_bytes[kind], low = unneeded(context, kind);
+
+        assert(kind < GR_DECAY_KINDS && steps > 0 && steps <= GR_DECAY_STEPS);
         assert(times > 0);
         for (unsigned j = steps; j-- > 0;) {
                 uint64_t before = j >= times ? unused[j - times] : UINT64_MAX;
@@ -63,8 +79,8 @@ static double due(struct gr_context *context, unsigned steps)
         struct gr_decay *decay = context->decay;
         double going = 0, all = 0, over = 0;
 
-        for (unsigned class = 0; class < GR_DECAY_KINDS; class ++) {
-                const uint64_t *unused = decay->unused_bytes[class];
+        for (unsigned kind = 0; kind < GR_DECAY_KINDS; kind++) {
+                const uint64_t *unused = decay->unused_bytes[kind];
 
                 all += (double)unused[0];
                 over += (double)unused[steps - 1];
@@ -91,12 +107,12 @@ static void return_due(struct gr_context *context, unsigned steps)
         double left = due(context, steps);
 
         for (unsigned j = steps; j-- > 0 && left >= 512;)
-                for (unsigned class = GR_DECAY_KINDS; class -- > 0 && left >= 512;) {
-                        uint64_t *unused = decay->unused_bytes[class], gone;
+                for (unsigned kind = GR_DECAY_KINDS; kind-- > 0 && left >= 512;) {
+                        uint64_t *unused = decay->unused_bytes[kind], gone;
 
                         while (unused[j] > 0 && left >= 512) {
-                                gone = gr_trim_class(context, class,
-                                                     (uint64_t)left < unused[j] ? (uint64_t)left : unused[j]);
+                                gone = return_idle(context, kind,
+                                                   (uint64_t)left < unused[j] ? (uint64_t)left : unused[j]);
                                 if (gone == 0)
                                         break; /* the next block is larger than what is due, or waits for its fence */
                                 assert((double)gone <= left && gone <= unused[j]);
@@ -126,8 +142,8 @@ void gr_decay_look(struct gr_context *context, uint64_t now_ns)
         first = !decay->stepped_ns;
         if (!first && now_ns < decay->stepped_ns + GR_DECAY_LOOK_NS)
                 return;
-        for (unsigned class = 0; class < GR_DECAY_KINDS; class ++)
-                idle_bytes += gr_trim_unneeded(context, class);
+        for (unsigned kind = 0; kind < GR_DECAY_KINDS; kind++)
+                idle_bytes += unneeded(context, kind);
         /* At the first look it is not known for how long the memory has been idle. */
         atomic_store_explicit(&decay->idle_bytes, first ? 0 : idle_bytes, memory_order_relaxed);
         decay->stepped_ns = now_ns;
@@ -157,15 +173,15 @@ static bool decay_one(struct gr_context *context, void *arg)
                                                                         : 0;
         if (!decay->stepped_ns) {
                 /* The first step starts now: what came before is not known to be unused. */
-                for (unsigned class = 0; class < GR_DECAY_KINDS; class ++) {
-                        age(context, class, steps, 1);
+                for (unsigned kind = 0; kind < GR_DECAY_KINDS; kind++) {
+                        age(context, kind, steps, 1);
                         for (unsigned j = 0; j < steps; j++)
-                                decay->unused_bytes[class][j] = 0;
+                                decay->unused_bytes[kind][j] = 0;
                 }
                 decay->stepped_ns = round->now_ns;
         } else if (passed > 0) {
-                for (unsigned class = 0; class < GR_DECAY_KINDS; class ++)
-                        age(context, class, steps, passed < steps ? (unsigned)passed : steps);
+                for (unsigned kind = 0; kind < GR_DECAY_KINDS; kind++)
+                        age(context, kind, steps, passed < steps ? (unsigned)passed : steps);
                 decay->stepped_ns += passed * step_ns;
                 gr_fence_close(context->fence);
                 gr_fence_poll(context->fence);

@@ -22,7 +22,8 @@
 struct gr_context;
 struct gr_core;
 
-#define GR_DECAY_KINDS       (GR_CLASS_COUNT + 1) /* the size classes, and GR_CLASS_COUNT for the segments */
+#define GR_DECAY_SEGMENTS    GR_CLASS_COUNT /* stands for the segments, where a size class stands for its bins */
+#define GR_DECAY_KINDS       (GR_DECAY_SEGMENTS + 1)
 #define GR_DECAY_STEPS       20
 #define GR_DECAY_STEP_MIN_NS UINT64_C(100000000) /* least time between two steps */
 /* Where decay is off: least time between two calls of gr_decay_look that do something */
@@ -32,10 +33,11 @@ struct gr_decay {
         uint64_t stepped_ns; /* when the last step was; 0: nothing was cached then */
         double due_bytes;    /* due by the curve but not returned yet, as no idle block was that small */
         /*
-         * unused_bytes[class][j]: the footprint that went unused for the last j + 1 steps; falls or stays as j grows.
+         * unused_bytes[kind][j]: the footprint of a size class, or of GR_DECAY_SEGMENTS, that went unused for the last
+         * j + 1 steps; falls or stays as j grows.
          */
         uint64_t unused_bytes[GR_DECAY_KINDS][GR_DECAY_STEPS];
-        /* The sum of unused_bytes[class][0] at the last step, for other threads. */
+        /* The sum of unused_bytes[kind][0] at the last step, for other threads. */
         _Atomic uint64_t idle_bytes;
 };
 

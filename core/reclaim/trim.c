@@ -1,6 +1,5 @@
 #include "reclaim/trim.h"
 
-#include <assert.h>
 #include <errno.h>
 
 #include "account/budget.h"
@@ -30,11 +29,13 @@ uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
 
 uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most_bytes)
 {
+        return gr_bins_trim_class(context, class, most_bytes);
+}
+
+uint64_t gr_trim_segments(struct gr_context *context, uint64_t most_bytes)
+{
         uint64_t bytes;
 
-        assert(class <= GR_CLASS_COUNT);
-        if (class < GR_CLASS_COUNT)
-                return gr_bins_trim_class(context, class, most_bytes);
         gr_budget_releases_begin(context->device);
         bytes = gr_split_trim_most(context, most_bytes);
         gr_budget_releases_end(context->device, bytes);
@@ -43,8 +44,12 @@ uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most
 
 uint64_t gr_trim_unneeded(struct gr_context *context, unsigned class)
 {
-        assert(class <= GR_CLASS_COUNT);
-        return class < GR_CLASS_COUNT ? gr_bins_trim_unneeded(context, class) : gr_split_trim_unneeded(context);
+        return gr_bins_trim_unneeded(context, class);
+}
+
+uint64_t gr_trim_segments_unneeded(struct gr_context *context)
+{
+        return gr_split_trim_unneeded(context);
 }
 
 bool gr_trim_has_none(struct gr_context *context)
