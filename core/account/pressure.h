@@ -25,8 +25,8 @@ struct gr_hold gr_pressure_nearest(struct gr_device *device);
 double gr_pressure_of(struct gr_hold hold, uint64_t less_bytes);
 
 /*
- * Called after memory was taken from the driver for context: sets core->memory_is_short if the limit is half full. It does not
- * notice what other members of the group take until the next call.
+ * Called after memory was taken from the driver for context: sets core->memory_is_short if the limit is half full. It
+ * does not notice what other members of the group take until the next call.
  */
 void gr_pressure_note(struct gr_context *context);
 

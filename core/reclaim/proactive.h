@@ -35,8 +35,9 @@ struct gr_proactive {
 };
 
 /*
- * Called if core->memory_is_short, by a thread that is about to wait for the work of context. Does nothing if there is enough
- * memory, if a run would take too much of the time, while a capture is open, or inside a reclaimable. No lock is held.
+ * Called if core->memory_is_short, by a thread that is about to wait for the work of context. Does nothing if there is
+ * enough memory, if a run would take too much of the time, while a capture is open, or inside a reclaimable. No lock is
+ * held.
  */
 void gr_proactive_run(struct gr_context *context);
 

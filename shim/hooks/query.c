@@ -182,8 +182,8 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
         if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE && data)
                 *(size_t *)data = info->requested_bytes;
         /*
-         * The driver gives each allocation a number of its own. Here each use of a block gets one, also where blocks lie
-         * in one piece of mapped memory. A block that lies in several pieces has the number of the first.
+         * The driver gives each allocation a number of its own. Here each use of a block gets one, also where blocks
+         * lie in one piece of mapped memory. A block that lies in several pieces has the number of the first.
          */
         if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->split)
                 (void)gr_real.cuPointerGetAttribute(data, attribute, block);
@@ -281,8 +281,8 @@ GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_at
 }
 
 /*
- * A handle stands for a whole allocation, which the importer gets from its first byte on. So a block of a segment gets a
- * handle of the library's own (segment_export.h).
+ * A handle stands for a whole allocation, which the importer gets from its first byte on. So a block of a segment gets
+ * a handle of the library's own (segment_export.h).
  */
 GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 {
