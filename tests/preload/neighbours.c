@@ -3,34 +3,27 @@
  * in it; it starts workers on a simulated card that they share, tells them what to do, kills and stops them, and looks
  * into the region. Deadlines are generous because test machines are busy; what must not be is a wait without end.
  */
+#include "neighbour_worker.h"
+
+#include "check.h"
+
+#include "system/platform.h"
+
 #include <cuda.h>
-#include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "check.h"
-
-#include "gpureclaim.h"
-#include "region/region.h"
-#include "system/platform.h"
-
-#define CARD_MIB    1024
-#define BLOCKS_MOST 64
-#define CALL_MS     3000 /* longest that any call may take */
+#define CARD_MIB  1024
+#define LIMIT_MIB 512u /* of the group, in the modes that have one */
 /*
  * How long neighbours are waited for without a sign of life. Not the default of 100 ms: a busy host, or one whose
  * virtual processors stand still now and then, lets a neighbour's thread wait for longer than that.
@@ -38,437 +31,8 @@
 #define QUIET_MS 400
 #define HOOK_MS  900 /* what a slow hook takes */
 
-struct worker {
-        pid_t pid;
-        int to, from;
-};
-
-/* From a worker to the starter. */
-struct reply {
-        int result;
-        double ms;
-};
-
-static char folder[64];
-static _Atomic unsigned *longest_ms; /* of all calls of roaming workers; shared with them */
-
-static void fail(const char *what, long long found)
-{
-        fprintf(stderr, "neighbours: %s (%lld)\n", what, found);
-        exit(1);
-}
-
-static double now_ms(void)
-{
-        return (double)gr_platform_now_ns() / 1e6;
-}
-
-static void pause_ms(unsigned ms)
-{
-        usleep(ms * 1000);
-}
-
-/*
- * In the worker: 'a' SIZE allocates MiB, 'f' frees everything, 'l' the last, 'x' ends; further ones with obey. Without
- * orders, random ones from seed.
- */
-static CUdeviceptr blocks[BLOCKS_MOST];
-static int block_count;
-static bool no_threads; /* the library can make none, as at the limit of a container */
-
-/* Stands before the C library's for all libraries of the process, of which the simulated device needs its threads. */
-__attribute__((visibility("default"))) int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
-                                                          void *(*run)(void *), void *arg)
-{
-        static __typeof__(pthread_create) *real;
-        Dl_info caller;
-
-        if (!real)
-                *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
-        if (no_threads && dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libgpureclaim"))
-                return EAGAIN;
-        return real(thread, attributes, run, arg);
-}
-
-#define GIVE_PAUSE_NS 500000 /* of the library, while it waits for memory that it is to give */
-
-static _Atomic unsigned most_pauses; /* of one thread */
-
-__attribute__((visibility("default"))) int nanosleep(const struct timespec *wanted, struct timespec *left)
-{
-        static __typeof__(nanosleep) *real;
-        static _Thread_local unsigned pauses;
-        Dl_info caller;
-
-        if (!real)
-                *(void **)&real = dlsym(RTLD_NEXT, "nanosleep");
-        if (wanted->tv_sec == 0 && wanted->tv_nsec == GIVE_PAUSE_NS && dladdr(__builtin_return_address(0), &caller) &&
-            strstr(caller.dli_fname, "libgpureclaim") && ++pauses > atomic_load(&most_pauses))
-                atomic_store(&most_pauses, pauses);
-        return real(wanted, left);
-}
-
-static void worker_open(void)
-{
-        CUcontext context;
-
-        if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
-                fail("no device", 0);
-}
-
-static int worker_alloc(size_t mib)
-{
-        CUdeviceptr ptr;
-        int result;
-
-        if (block_count == BLOCKS_MOST)
-                return -1;
-        result = (int)cuMemAlloc(&ptr, mib * MIB);
-        if (result == 0) {
-                blocks[block_count++] = ptr;
-                if (cuMemsetD8(ptr + mib * MIB - 1, 1, 1) || cuCtxSynchronize())
-                        fail("memory that cannot be used", (long long)mib);
-        }
-        return result;
-}
-
-static int worker_free_last(void)
-{
-        return block_count > 0 ? (int)cuMemFree(blocks[--block_count]) : -1;
-}
-
-static int worker_free_all(void)
-{
-        while (block_count > 0)
-                if (cuMemFree(blocks[--block_count]))
-                        fail("a free failed", block_count);
-        return 0;
-}
-
-static unsigned hook_ms; /* what the hook takes */
-
-static int free_all_hook(void *arg, int device, uint64_t want_bytes)
-{
-        (void)arg;
-        (void)device;
-        (void)want_bytes;
-        pause_ms(hook_ms);
-        return worker_free_all();
-}
-
-/* From now on all is idle: whoever needs it may have it, ms after asking. */
-static int worker_register(unsigned ms)
-{
-        struct gpureclaim_reclaimable mine = {
-                .struct_bytes = sizeof(mine), .name = "many", .purge = free_all_hook, .limit_ms = CALL_MS};
-        gpureclaim_register_function *call;
-        uint64_t id;
-
-        hook_ms = ms;
-        *(void **)&call = dlsym(RTLD_DEFAULT, "gpureclaim_register");
-        return call ? call(&mine, &id) : -1;
-}
-
-static int worker_fork(void)
-{
-        pid_t child = fork();
-        int status;
-
-        if (child == 0) {
-                CUdeviceptr ptr;
-
-                _exit(cuMemAlloc(&ptr, MIB) == CUDA_SUCCESS); /* the driver refuses a child */
-        }
-        waitpid(child, &status, 0);
-        return status;
-}
-
-/* Mapped memory, which needs no context; it is kept. */
-static int worker_create(size_t mib)
-{
-        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
-        CUmemGenericAllocationHandle handle;
-        int result = (int)cuInit(0);
-
-        return result ? result : (int)cuMemCreate(&handle, mib * MIB, &prop, 0);
-}
-
-/* Whether any file can be opened from now on; the card's has been. */
-static int worker_files(bool any)
-{
-        struct rlimit limit;
-        int rc = (int)cuInit(0);
-
-        if (rc || getrlimit(RLIMIT_NOFILE, &limit))
-                return -1;
-        limit.rlim_cur = any ? limit.rlim_max : 0;
-        return setrlimit(RLIMIT_NOFILE, &limit);
-}
-
-static void obey(int in, int out)
-{
-        struct reply reply;
-        unsigned order[2];
-        bool open = false;
-
-        while (read(in, order, sizeof(order)) == sizeof(order)) {
-                double begin = now_ms();
-                size_t free_bytes, total_bytes;
-
-                if (!open && !strchr("mnpx", (int)order[0])) {
-                        worker_open();
-                        open = true;
-                }
-                switch (order[0]) {
-                case 'm':
-                        reply.result = worker_create(order[1]);
-                        break;
-                case 'n':
-                        reply.result = worker_files(order[1]);
-                        break;
-                case 'p':
-                        no_threads = !order[1];
-                        reply.result = 0;
-                        break;
-                case 'a':
-                        reply.result = worker_alloc(order[1]);
-                        break;
-                case 'f':
-                        reply.result = worker_free_all();
-                        break;
-                case 'l':
-                        reply.result = worker_free_last();
-                        break;
-                case 's':
-                        reply.result = (int)atomic_load(&most_pauses);
-                        break;
-                case 'h':
-                        reply.result = worker_register(order[1]);
-                        break;
-                case 'k':
-                        reply.result = worker_fork();
-                        break;
-                case 'g':
-                        reply.result = cuMemGetInfo(&free_bytes, &total_bytes) ? -1 : (int)(total_bytes / MIB);
-                        break;
-                case 't':
-                        reply.result = cuDeviceTotalMem(&total_bytes, 0) ? -1 : (int)(total_bytes / MIB);
-                        break;
-                default:
-                        exit(0);
-                }
-                reply.ms = now_ms() - begin;
-                if (write(out, &reply, sizeof(reply)) != sizeof(reply))
-                        exit(1);
-        }
-        exit(0);
-}
-
-/* Never the same twice, always within bounds; every call in time. */
-static void roam(unsigned seed, int out)
-{
-        int steps = (int)(seed % 400) + 20;
-
-        worker_open();
-        for (int i = 0; i < steps; i++) {
-                double begin = now_ms(), ms;
-
-                if (rand_r(&seed) % 3 || block_count == BLOCKS_MOST) {
-                        int result = worker_alloc(1 + (size_t)rand_r(&seed) % 200);
-
-                        if (result != 0 && result != CUDA_ERROR_OUT_OF_MEMORY)
-                                fail("an allocation failed", result);
-                        if (result != 0)
-                                worker_free_all();
-                } else {
-                        worker_free_all();
-                }
-                ms = now_ms() - begin;
-                if (ms > *longest_ms)
-                        *longest_ms = (unsigned)ms;
-                if (ms > CALL_MS && write(out, &(struct reply){-1, ms}, sizeof(struct reply)) < 0)
-                        exit(1);
-                if (rand_r(&seed) % 8 == 0)
-                        pause_ms((unsigned)rand_r(&seed) % 20);
-        }
-        exit(0);
-}
-
-static struct worker start(unsigned seed)
-{
-        int to[2], from[2];
-        struct worker worker;
-
-        if (pipe2(to, O_CLOEXEC) || pipe2(from, O_CLOEXEC))
-                fail("no pipe", errno);
-        worker.pid = fork();
-        if (worker.pid == 0) {
-                prctl(PR_SET_PDEATHSIG, SIGKILL);
-                close(to[1]);
-                close(from[0]);
-                if (seed)
-                        roam(seed, from[1]);
-                obey(to[0], from[1]);
-        }
-        close(to[0]);
-        close(from[1]);
-        worker.to = to[1];
-        worker.from = from[0];
-        return worker;
-}
-
-static void tell(struct worker *worker, char order, unsigned argument)
-{
-        unsigned words[2] = {(unsigned)order, argument};
-
-        if (write(worker->to, words, sizeof(words)) != sizeof(words))
-                fail("a worker is gone", errno);
-}
-
-static struct reply hear(struct worker *worker)
-{
-        struct pollfd ready = {.fd = worker->from, .events = POLLIN};
-        struct reply reply = {0};
-
-        if (poll(&ready, 1, 2 * CALL_MS) != 1 || read(worker->from, &reply, sizeof(reply)) != sizeof(reply))
-                fail("a worker does not answer", worker->pid);
-        return reply;
-}
-
-static struct reply ask(struct worker *worker, char order, unsigned argument)
-{
-        tell(worker, order, argument);
-        return hear(worker);
-}
-
-/* All its threads stand still: the signal alone may leave one that runs the time for an answer. */
-static void stop(struct worker *worker)
-{
-        int status;
-
-        kill(worker->pid, SIGSTOP);
-        if (waitpid(worker->pid, &status, WUNTRACED) != worker->pid || !WIFSTOPPED(status))
-                fail("a worker cannot be stopped", status);
-}
-
-static void end(struct worker *worker, int with)
-{
-        int status;
-
-        if (with)
-                kill(worker->pid, with);
-        else
-                tell(worker, 'x', 0);
-        waitpid(worker->pid, &status, 0);
-        if (!with && (!WIFEXITED(status) || WEXITSTATUS(status)))
-                fail("a worker ended badly", status);
-        close(worker->to);
-        close(worker->from);
-}
-
-static const char *region_path(void)
-{
-        static char path[80];
-
-        snprintf(path, sizeof(path), "%s/region", folder);
-        return path;
-}
-
-static bool has_segment(struct worker *worker)
-{
-        char path[32], line[512];
-        bool found = false;
-        FILE *maps;
-
-        snprintf(path, sizeof(path), "/proc/%d/maps", worker->pid);
-        maps = fopen(path, "re");
-        if (!maps)
-                fail("no maps", errno);
-        while (!found && fgets(line, sizeof(line), maps))
-                found = strstr(line, "/SYSV") != NULL;
-        fclose(maps);
-        return found;
-}
-
-/* The region of the one card; false where there is none. */
-static bool open_region(struct gr_region *region)
-{
-        char group[GR_GROUP_NAME_BYTES], uuid[37];
-        struct gr_identity self;
-        struct dirent *entry;
-        bool found = false;
-        DIR *list;
-
-        list = opendir(region_path());
-        if (!list || gr_platform_identity(&self))
-                return false;
-        while (!found && (entry = readdir(list)))
-                found = gr_region_parse_file_name(entry->d_name, group, uuid) == 0 &&
-                        gr_region_open(region, &gr_platform_ops, &self, region_path(), entry->d_name, false) == 0;
-        closedir(list);
-        return found;
-}
-
-static unsigned members(struct gr_region *region, bool sweep)
-{
-        unsigned count = 0;
-
-        if (sweep)
-                gr_region_sweep(region);
-        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
-                count += atomic_load(&region->map->owners[i]) != 0;
-        return count;
-}
-
-/* What is really taken from the card: the simulated one's own accounts, nine words per process. */
-static uint64_t card_used_bytes(void)
-{
-        static uint64_t *words;
-        uint64_t pages = 0;
-
-        if (!words) {
-                int fd = open(getenv("GRSIM_SHARED"), O_RDONLY | O_CLOEXEC);
-
-                words = mmap(NULL, 1024 * 72, PROT_READ, MAP_SHARED, fd, 0);
-                close(fd);
-                if (words == MAP_FAILED)
-                        fail("no card", errno);
-        }
-        for (int i = 0; i < 1024; i++)
-                if (__atomic_load_n(&words[9 * i], __ATOMIC_RELAXED))
-                        pages += __atomic_load_n(&words[9 * i + 1], __ATOMIC_RELAXED);
-        return pages * 2 * MIB;
-}
-
-static bool file_gone(void)
-{
-        static struct gr_region region;
-        bool open = open_region(&region);
-
-        if (open)
-                gr_region_close(&region);
-        return !open;
-}
-
-/* What all members say that they gave back for others. */
-static uint64_t given_mib(void)
-{
-        static struct gr_region region;
-        struct gr_member member;
-        uint64_t bytes = 0;
-
-        if (!open_region(&region))
-                fail("no region", 0);
-        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
-                if (gr_region_read(&region, i, &member) == 0)
-                        bytes += member.given_bytes;
-        gr_region_close(&region);
-        return bytes / MIB;
-}
-
 /* One lets its cache lie about, the other needs the card: GIVEN says whether it gets it. */
-static void mode_help(bool given)
+static void help(bool given)
 {
         struct worker rich = start(0), poor = start(0);
         struct reply reply;
@@ -497,6 +61,16 @@ static void mode_help(bool given)
                 fail("the last one left the file behind", 0);
         if (!given && access(region_path(), F_OK) == 0)
                 fail("switched off, it has a folder", 0);
+}
+
+static void mode_help(void)
+{
+        help(true);
+}
+
+static void mode_no_help(void)
+{
+        help(false);
 }
 
 /* A framework's idle cache is live memory to the library; its hooks give it to another process. */
@@ -650,7 +224,7 @@ static void mode_fork(void)
 }
 
 /* As many as fit in turn, under a common limit: none fails for long, and never is it passed. */
-static void mode_group(unsigned limit_mib)
+static void mode_group(void)
 {
         struct worker workers[6];
         unsigned refused = 0, served = 0;
@@ -660,7 +234,7 @@ static void mode_group(unsigned limit_mib)
                 workers[i] = start(0);
         for (int i = 0; i < 6; i++)
                 ask(&workers[i], 'a', 1);
-        if (ask(&workers[0], 'g', 0).result != (int)limit_mib)
+        if (ask(&workers[0], 'g', 0).result != (int)LIMIT_MIB)
                 fail("the card's size as told", ask(&workers[0], 'g', 0).result);
         for (int round = 0; round < 60; round++) {
                 for (int i = 0; i < 6; i++)
@@ -669,7 +243,7 @@ static void mode_group(unsigned limit_mib)
                         struct reply reply = hear(&workers[i]);
                         uint64_t sum = card_used_bytes();
 
-                        if (sum > limit_mib * MIB)
+                        if (sum > LIMIT_MIB * MIB)
                                 fail("the limit was passed", (long long)(sum / MIB));
                         most = sum > most ? sum : most;
                         served += reply.result == 0;
@@ -681,17 +255,17 @@ static void mode_group(unsigned limit_mib)
                         if ((round + i) % 2)
                                 ask(&workers[i], 'f', 0);
         }
-        printf("~ under a limit of %u MiB: most %llu MiB, %u served, %u refused\n", limit_mib,
+        printf("~ under a limit of %u MiB: most %llu MiB, %u served, %u refused\n", LIMIT_MIB,
                (unsigned long long)(most / MIB), served, refused);
         if (served < 180)
                 fail("too few were served", served);
         /* A killed one's share comes back. */
         for (int i = 0; i < 6; i++)
                 ask(&workers[i], 'f', 0);
-        if (ask(&workers[0], 'a', limit_mib - 30).result != 0 || ask(&workers[1], 'a', 100).result == 0)
+        if (ask(&workers[0], 'a', LIMIT_MIB - 30).result != 0 || ask(&workers[1], 'a', 100).result == 0)
                 fail("one cannot have what is free", 0);
         end(&workers[0], SIGKILL);
-        if (ask(&workers[1], 'a', limit_mib - 30).result != 0)
+        if (ask(&workers[1], 'a', LIMIT_MIB - 30).result != 0)
                 fail("the share of a killed process is lost", 0);
         for (int i = 1; i < 6; i++)
                 end(&workers[i], 0);
@@ -712,7 +286,7 @@ static int first_ready(struct worker *workers, const bool *awaited, int count)
 }
 
 /* Phases of which only one fits at a time: each starts when the one before has let go, and none fails. */
-static void mode_phases(unsigned limit_mib)
+static void mode_phases(void)
 {
         struct worker workers[6];
         double begin = now_ms();
@@ -723,7 +297,7 @@ static void mode_phases(unsigned limit_mib)
                 bool awaited[6];
 
                 for (int i = 0; i < 6; i++) {
-                        tell(&workers[i], 'a', limit_mib / 2 + 20);
+                        tell(&workers[i], 'a', LIMIT_MIB / 2 + 20);
                         awaited[i] = true;
                 }
                 for (int left = 6; left > 0; left--) {
@@ -732,7 +306,7 @@ static void mode_phases(unsigned limit_mib)
 
                         if (reply.result != 0)
                                 fail("a phase failed", reply.result);
-                        if (card_used_bytes() > limit_mib * MIB)
+                        if (card_used_bytes() > LIMIT_MIB * MIB)
                                 fail("two phases at once", (long long)(card_used_bytes() / MIB));
                         awaited[i] = false;
                         ask(&workers[i], 'f', 0);
@@ -1074,7 +648,7 @@ static void mode_created(void)
 }
 
 /* Processes that begin at once, where there is no region yet or the last one's members were killed. */
-static void mode_at_once(unsigned limit_mib)
+static void mode_at_once(void)
 {
         struct worker workers[4];
         unsigned served = 0;
@@ -1083,10 +657,10 @@ static void mode_at_once(unsigned limit_mib)
                 for (int i = 0; i < 4; i++)
                         workers[i] = start(0);
                 for (int i = 0; i < 4; i++)
-                        tell(&workers[i], round % 4 < 2 ? 'a' : 'm', limit_mib / 2 + 20);
+                        tell(&workers[i], round % 4 < 2 ? 'a' : 'm', LIMIT_MIB / 2 + 20);
                 for (int i = 0; i < 4; i++)
                         served += hear(&workers[i]).result == 0;
-                if (card_used_bytes() > limit_mib * MIB)
+                if (card_used_bytes() > LIMIT_MIB * MIB)
                         fail("the limit was passed", (long long)(card_used_bytes() / MIB));
                 for (int i = 0; i < 4; i++)
                         end(&workers[i], round % 2 ? SIGKILL : 0);
@@ -1155,6 +729,31 @@ static void mode_alone(void)
 
 int main(int argc, char **argv)
 {
+        static const struct {
+                const char *name;
+                void (*run)(void);
+        } modes[] = {
+                {"help", mode_help},
+                {"no-help", mode_no_help},
+                {"purge", mode_purge},
+                {"slow", mode_slow},
+                {"stop", mode_stop},
+                {"truncate", mode_truncate},
+                {"fork", mode_fork},
+                {"group", mode_group},
+                {"phases", mode_phases},
+                {"kill", mode_kill},
+                {"command", mode_command},
+                {"orders", mode_orders},
+                {"late-files", mode_late_files},
+                {"late-thread", mode_late_thread},
+                {"stranded", mode_stranded},
+                {"created", mode_created},
+                {"at-once", mode_at_once},
+                {"held-up", mode_held_up},
+                {"default-dir", mode_default_dir},
+                {"alone", mode_alone},
+        };
         char region[80], card[80], clean_up[96], size[16], quiet[16];
         pid_t child;
         int status;
@@ -1162,7 +761,7 @@ int main(int argc, char **argv)
         if (argc < 2)
                 return 2;
         if (argc < 3) {
-                strcpy(folder, "/tmp/gr-many-XXXXXX");
+                strcpy(folder, "/tmp/gr-neighbours-XXXXXX");
                 if (!mkdtemp(folder))
                         fail("no folder", errno);
                 snprintf(region, sizeof(region), "%s/region", folder);
@@ -1190,47 +789,10 @@ int main(int argc, char **argv)
         }
         snprintf(folder, sizeof(folder), "%s", argv[2]);
         signal(SIGPIPE, SIG_IGN);
-        if (strcmp(argv[1], "help") == 0)
-                mode_help(true);
-        else if (strcmp(argv[1], "no-help") == 0)
-                mode_help(false);
-        else if (strcmp(argv[1], "purge") == 0)
-                mode_purge();
-        else if (strcmp(argv[1], "slow") == 0)
-                mode_slow();
-        else if (strcmp(argv[1], "stop") == 0)
-                mode_stop();
-        else if (strcmp(argv[1], "truncate") == 0)
-                mode_truncate();
-        else if (strcmp(argv[1], "fork") == 0)
-                mode_fork();
-        else if (strcmp(argv[1], "group") == 0)
-                mode_group(512);
-        else if (strcmp(argv[1], "phases") == 0)
-                mode_phases(512);
-        else if (strcmp(argv[1], "kill") == 0)
-                mode_kill();
-        else if (strcmp(argv[1], "command") == 0)
-                mode_command();
-        else if (strcmp(argv[1], "orders") == 0)
-                mode_orders();
-        else if (strcmp(argv[1], "late-files") == 0)
-                mode_late_files();
-        else if (strcmp(argv[1], "late-thread") == 0)
-                mode_late_thread();
-        else if (strcmp(argv[1], "stranded") == 0)
-                mode_stranded();
-        else if (strcmp(argv[1], "created") == 0)
-                mode_created();
-        else if (strcmp(argv[1], "at-once") == 0)
-                mode_at_once(512);
-        else if (strcmp(argv[1], "held-up") == 0)
-                mode_held_up();
-        else if (strcmp(argv[1], "default-dir") == 0)
-                mode_default_dir();
-        else if (strcmp(argv[1], "alone") == 0)
-                mode_alone();
-        else
-                return 2;
-        return 0;
+        for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++)
+                if (strcmp(argv[1], modes[i].name) == 0) {
+                        modes[i].run();
+                        return 0;
+                }
+        return 2;
 }

@@ -1,0 +1,448 @@
+/*
+ * Workers of neighbours.c: processes that use CUDA as they are told, or at random; and what the one that started them
+ * sees of them from outside, in the region and on the card.
+ */
+#include "neighbour_worker.h"
+
+#include "check.h"
+
+#include "gpureclaim.h"
+#include "system/platform.h"
+
+#include <cuda.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BLOCKS_MOST 64
+
+char folder[64];
+_Atomic unsigned *longest_ms;
+
+void fail(const char *what, long long found)
+{
+        fprintf(stderr, "neighbours: %s (%lld)\n", what, found);
+        exit(1);
+}
+
+double now_ms(void)
+{
+        return (double)gr_platform_now_ns() / 1e6;
+}
+
+void pause_ms(unsigned ms)
+{
+        usleep(ms * 1000);
+}
+
+/*
+ * In the worker: 'a' SIZE allocates MiB, 'f' frees everything, 'l' the last, 'x' ends; further ones with obey. Without
+ * orders, random ones from seed.
+ */
+static CUdeviceptr blocks[BLOCKS_MOST];
+static int block_count;
+static bool no_threads; /* the library can make none, as at the limit of a container */
+
+/* Stands before the C library's for all libraries of the process, of which the simulated device needs its threads. */
+__attribute__((visibility("default"))) int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                                                          void *(*run)(void *), void *arg)
+{
+        static __typeof__(pthread_create) *real;
+        Dl_info caller;
+
+        if (!real)
+                *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
+        if (no_threads && dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libgpureclaim"))
+                return EAGAIN;
+        return real(thread, attributes, run, arg);
+}
+
+#define GIVE_PAUSE_NS 500000 /* of the library, while it waits for memory that it is to give */
+
+static _Atomic unsigned most_pauses; /* of one thread */
+
+__attribute__((visibility("default"))) int nanosleep(const struct timespec *wanted, struct timespec *left)
+{
+        static __typeof__(nanosleep) *real;
+        static _Thread_local unsigned pauses;
+        Dl_info caller;
+
+        if (!real)
+                *(void **)&real = dlsym(RTLD_NEXT, "nanosleep");
+        if (wanted->tv_sec == 0 && wanted->tv_nsec == GIVE_PAUSE_NS && dladdr(__builtin_return_address(0), &caller) &&
+            strstr(caller.dli_fname, "libgpureclaim") && ++pauses > atomic_load(&most_pauses))
+                atomic_store(&most_pauses, pauses);
+        return real(wanted, left);
+}
+
+static void worker_open(void)
+{
+        CUcontext context;
+
+        if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
+                fail("no device", 0);
+}
+
+static int worker_alloc(size_t mib)
+{
+        CUdeviceptr ptr;
+        int result;
+
+        if (block_count == BLOCKS_MOST)
+                return -1;
+        result = (int)cuMemAlloc(&ptr, mib * MIB);
+        if (result == 0) {
+                blocks[block_count++] = ptr;
+                if (cuMemsetD8(ptr + mib * MIB - 1, 1, 1) || cuCtxSynchronize())
+                        fail("memory that cannot be used", (long long)mib);
+        }
+        return result;
+}
+
+static int worker_free_last(void)
+{
+        return block_count > 0 ? (int)cuMemFree(blocks[--block_count]) : -1;
+}
+
+static int worker_free_all(void)
+{
+        while (block_count > 0)
+                if (cuMemFree(blocks[--block_count]))
+                        fail("a free failed", block_count);
+        return 0;
+}
+
+static unsigned hook_ms; /* what the hook takes */
+
+static int free_all_hook(void *arg, int device, uint64_t want_bytes)
+{
+        (void)arg;
+        (void)device;
+        (void)want_bytes;
+        pause_ms(hook_ms);
+        return worker_free_all();
+}
+
+/* From now on all is idle: whoever needs it may have it, ms after asking. */
+static int worker_register(unsigned ms)
+{
+        struct gpureclaim_reclaimable mine = {
+                .struct_bytes = sizeof(mine), .name = "many", .purge = free_all_hook, .limit_ms = CALL_MS};
+        gpureclaim_register_function *call;
+        uint64_t id;
+
+        hook_ms = ms;
+        *(void **)&call = dlsym(RTLD_DEFAULT, "gpureclaim_register");
+        return call ? call(&mine, &id) : -1;
+}
+
+static int worker_fork(void)
+{
+        pid_t child = fork();
+        int status;
+
+        if (child == 0) {
+                CUdeviceptr ptr;
+
+                _exit(cuMemAlloc(&ptr, MIB) == CUDA_SUCCESS); /* the driver refuses a child */
+        }
+        waitpid(child, &status, 0);
+        return status;
+}
+
+/* Mapped memory, which needs no context; it is kept. */
+static int worker_create(size_t mib)
+{
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+        CUmemGenericAllocationHandle handle;
+        int result = (int)cuInit(0);
+
+        return result ? result : (int)cuMemCreate(&handle, mib * MIB, &prop, 0);
+}
+
+/* Whether any file can be opened from now on; the card's has been. */
+static int worker_files(bool any)
+{
+        struct rlimit limit;
+        int rc = (int)cuInit(0);
+
+        if (rc || getrlimit(RLIMIT_NOFILE, &limit))
+                return -1;
+        limit.rlim_cur = any ? limit.rlim_max : 0;
+        return setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+static void obey(int in, int out)
+{
+        struct reply reply;
+        unsigned order[2];
+        bool open = false;
+
+        while (read(in, order, sizeof(order)) == sizeof(order)) {
+                double begin = now_ms();
+                size_t free_bytes, total_bytes;
+
+                if (!open && !strchr("mnpx", (int)order[0])) {
+                        worker_open();
+                        open = true;
+                }
+                switch (order[0]) {
+                case 'm':
+                        reply.result = worker_create(order[1]);
+                        break;
+                case 'n':
+                        reply.result = worker_files(order[1]);
+                        break;
+                case 'p':
+                        no_threads = !order[1];
+                        reply.result = 0;
+                        break;
+                case 'a':
+                        reply.result = worker_alloc(order[1]);
+                        break;
+                case 'f':
+                        reply.result = worker_free_all();
+                        break;
+                case 'l':
+                        reply.result = worker_free_last();
+                        break;
+                case 's':
+                        reply.result = (int)atomic_load(&most_pauses);
+                        break;
+                case 'h':
+                        reply.result = worker_register(order[1]);
+                        break;
+                case 'k':
+                        reply.result = worker_fork();
+                        break;
+                case 'g':
+                        reply.result = cuMemGetInfo(&free_bytes, &total_bytes) ? -1 : (int)(total_bytes / MIB);
+                        break;
+                case 't':
+                        reply.result = cuDeviceTotalMem(&total_bytes, 0) ? -1 : (int)(total_bytes / MIB);
+                        break;
+                default:
+                        exit(0);
+                }
+                reply.ms = now_ms() - begin;
+                if (write(out, &reply, sizeof(reply)) != sizeof(reply))
+                        exit(1);
+        }
+        exit(0);
+}
+
+/* Never the same twice, always within bounds; every call in time. */
+static void roam(unsigned seed, int out)
+{
+        int steps = (int)(seed % 400) + 20;
+
+        worker_open();
+        for (int i = 0; i < steps; i++) {
+                double begin = now_ms(), ms;
+
+                if (rand_r(&seed) % 3 || block_count == BLOCKS_MOST) {
+                        int result = worker_alloc(1 + (size_t)rand_r(&seed) % 200);
+
+                        if (result != 0 && result != CUDA_ERROR_OUT_OF_MEMORY)
+                                fail("an allocation failed", result);
+                        if (result != 0)
+                                worker_free_all();
+                } else {
+                        worker_free_all();
+                }
+                ms = now_ms() - begin;
+                if (ms > *longest_ms)
+                        *longest_ms = (unsigned)ms;
+                if (ms > CALL_MS && write(out, &(struct reply){-1, ms}, sizeof(struct reply)) < 0)
+                        exit(1);
+                if (rand_r(&seed) % 8 == 0)
+                        pause_ms((unsigned)rand_r(&seed) % 20);
+        }
+        exit(0);
+}
+
+struct worker start(unsigned seed)
+{
+        int to[2], from[2];
+        struct worker worker;
+
+        if (pipe2(to, O_CLOEXEC) || pipe2(from, O_CLOEXEC))
+                fail("no pipe", errno);
+        worker.pid = fork();
+        if (worker.pid == 0) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                close(to[1]);
+                close(from[0]);
+                if (seed)
+                        roam(seed, from[1]);
+                obey(to[0], from[1]);
+        }
+        close(to[0]);
+        close(from[1]);
+        worker.to = to[1];
+        worker.from = from[0];
+        return worker;
+}
+
+void tell(struct worker *worker, char order, unsigned argument)
+{
+        unsigned words[2] = {(unsigned)order, argument};
+
+        if (write(worker->to, words, sizeof(words)) != sizeof(words))
+                fail("a worker is gone", errno);
+}
+
+struct reply hear(struct worker *worker)
+{
+        struct pollfd ready = {.fd = worker->from, .events = POLLIN};
+        struct reply reply = {0};
+
+        if (poll(&ready, 1, 2 * CALL_MS) != 1 || read(worker->from, &reply, sizeof(reply)) != sizeof(reply))
+                fail("a worker does not answer", worker->pid);
+        return reply;
+}
+
+struct reply ask(struct worker *worker, char order, unsigned argument)
+{
+        tell(worker, order, argument);
+        return hear(worker);
+}
+
+/* All its threads stand still: the signal alone may leave one that runs the time for an answer. */
+void stop(struct worker *worker)
+{
+        int status;
+
+        kill(worker->pid, SIGSTOP);
+        if (waitpid(worker->pid, &status, WUNTRACED) != worker->pid || !WIFSTOPPED(status))
+                fail("a worker cannot be stopped", status);
+}
+
+void end(struct worker *worker, int with)
+{
+        int status;
+
+        if (with)
+                kill(worker->pid, with);
+        else
+                tell(worker, 'x', 0);
+        waitpid(worker->pid, &status, 0);
+        if (!with && (!WIFEXITED(status) || WEXITSTATUS(status)))
+                fail("a worker ended badly", status);
+        close(worker->to);
+        close(worker->from);
+}
+
+const char *region_path(void)
+{
+        static char path[80];
+
+        snprintf(path, sizeof(path), "%s/region", folder);
+        return path;
+}
+
+bool has_segment(struct worker *worker)
+{
+        char path[32], line[512];
+        bool found = false;
+        FILE *maps;
+
+        snprintf(path, sizeof(path), "/proc/%d/maps", worker->pid);
+        maps = fopen(path, "re");
+        if (!maps)
+                fail("no maps", errno);
+        while (!found && fgets(line, sizeof(line), maps))
+                found = strstr(line, "/SYSV") != NULL;
+        fclose(maps);
+        return found;
+}
+
+/* The region of the one card; false where there is none. */
+bool open_region(struct gr_region *region)
+{
+        char group[GR_GROUP_NAME_BYTES], uuid[37];
+        struct gr_identity self;
+        struct dirent *entry;
+        bool found = false;
+        DIR *list;
+
+        list = opendir(region_path());
+        if (!list || gr_platform_identity(&self))
+                return false;
+        while (!found && (entry = readdir(list)))
+                found = gr_region_parse_file_name(entry->d_name, group, uuid) == 0 &&
+                        gr_region_open(region, &gr_platform_ops, &self, region_path(), entry->d_name, false) == 0;
+        closedir(list);
+        return found;
+}
+
+unsigned members(struct gr_region *region, bool sweep)
+{
+        unsigned count = 0;
+
+        if (sweep)
+                gr_region_sweep(region);
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                count += atomic_load(&region->map->owners[i]) != 0;
+        return count;
+}
+
+/* What is really taken from the card: the simulated one's own accounts, nine words per process. */
+uint64_t card_used_bytes(void)
+{
+        static uint64_t *words;
+        uint64_t pages = 0;
+
+        if (!words) {
+                int fd = open(getenv("GRSIM_SHARED"), O_RDONLY | O_CLOEXEC);
+
+                words = mmap(NULL, 1024 * 72, PROT_READ, MAP_SHARED, fd, 0);
+                close(fd);
+                if (words == MAP_FAILED)
+                        fail("no card", errno);
+        }
+        for (int i = 0; i < 1024; i++)
+                if (__atomic_load_n(&words[9 * i], __ATOMIC_RELAXED))
+                        pages += __atomic_load_n(&words[9 * i + 1], __ATOMIC_RELAXED);
+        return pages * 2 * MIB;
+}
+
+bool file_gone(void)
+{
+        static struct gr_region region;
+        bool open = open_region(&region);
+
+        if (open)
+                gr_region_close(&region);
+        return !open;
+}
+
+/* What all members say that they gave back for others. */
+uint64_t given_mib(void)
+{
+        static struct gr_region region;
+        struct gr_member member;
+        uint64_t bytes = 0;
+
+        if (!open_region(&region))
+                fail("no region", 0);
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                if (gr_region_read(&region, i, &member) == 0)
+                        bytes += member.given_bytes;
+        gr_region_close(&region);
+        return bytes / MIB;
+}

@@ -1,0 +1,52 @@
+/* Workers: processes under the library that share a simulated card. By one thread; what fails ends the program. */
+#ifndef GR_TEST_NEIGHBOUR_WORKER_H
+#define GR_TEST_NEIGHBOUR_WORKER_H
+
+#include "region/region.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define CALL_MS 3000 /* longest that any call may take */
+
+struct worker {
+        pid_t pid;
+        int to, from;
+};
+
+/* From a worker to the starter. */
+struct reply {
+        int result;
+        double ms;
+};
+
+extern char folder[64];              /* where the region and the card are */
+extern _Atomic unsigned *longest_ms; /* of all calls of roaming workers; shared with them */
+
+void fail(const char *what, long long found) __attribute__((noreturn));
+double now_ms(void);
+void pause_ms(unsigned ms);
+
+/* One that waits for orders, or, with a seed, acts by itself for a while and ends. */
+struct worker start(unsigned seed);
+/* An order goes to the worker; its answer comes back; both in turn. obey() says what the orders are. */
+void tell(struct worker *worker, char order, unsigned argument);
+struct reply hear(struct worker *worker);
+struct reply ask(struct worker *worker, char order, unsigned argument);
+void stop(struct worker *worker);
+/* Kills it with that signal, or, with 0, tells it to end, which it must do well. */
+void end(struct worker *worker, int with);
+
+const char *region_path(void);
+/* Whether the worker has shared memory of the region mapped. */
+bool has_segment(struct worker *worker);
+/* The region of the one card; false where there is none. */
+bool open_region(struct gr_region *region);
+/* How many are in it; with sweep, without those that have died. */
+unsigned members(struct gr_region *region, bool sweep);
+uint64_t card_used_bytes(void);
+bool file_gone(void);
+uint64_t given_mib(void);
+
+#endif
