@@ -7,13 +7,12 @@
  *   contexts ends        some end beside another one; under the library alone
  *   contexts devices     on two devices, with peer access switched on and off; skipped without two that have it
  *   contexts threads     threads that make, use and end contexts, and capture on streams, each for itself
- *   contexts green PLUGIN
- *                        green contexts that the plug-in makes and ends behind the library, while the driver does not
- *                        tell once who owns its memory; under the library alone
  *   contexts untold      on two devices, of which the driver does not tell the second one's size at first
  *   contexts keys        where no key for data of a thread is left: a thread that captures finds none of its own at its end
  *   contexts limits      on two devices, with GPURECLAIM_HARD_LIMIT=0=64MiB,1=25% and 1 GiB each: what each may take
  */
+#include "contexts.h"
+
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -28,19 +27,12 @@
 
 #include "check.h"
 
-/* What programs call that are built for per-thread default streams. */
-CUresult CUDAAPI cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode);
-
-#define BLOCK         (3 * MIB)
-#define SMALL_BLOCK   (MIB / 4)
 #define MOST_RETAINED 4
-#define ROUNDS        40
-#define MANY_CAPTURES 300
 #define MANY_ENDS     500
 #define ENDS_S        10
 static char trace_path[] = "/tmp/gr-contexts-XXXXXX";
 
-static CUcontext create(void)
+CUcontext create(void)
 {
         CUcontext context;
 
@@ -48,8 +40,7 @@ static CUcontext create(void)
         return context;
 }
 
-/* Allocates, writes, reads, frees, some of it several times: whether memory is what it should be in this context. */
-static void work(const char *where)
+void work(const char *where)
 {
         uint32_t value = 0, wrong = 0;
         CUdeviceptr blocks[4];
@@ -68,7 +59,7 @@ static void work(const char *where)
         printf("%s: %u words wrong\n", where, wrong);
 }
 
-static size_t used(void)
+size_t used(void)
 {
         size_t (*bytes)(int) = NULL;
         void *found = dlsym(RTLD_DEFAULT, "grSimUsedBytes");
@@ -174,8 +165,7 @@ static void many(void)
         printf("fifty contexts: the device has all back: %d\n", used() == before);
 }
 
-/* Not until it is refused: a driver that refuses none would go on for ever. */
-static void release_all(CUresult (*release)(CUdevice))
+void release_all(CUresult (*release)(CUdevice))
 {
         for (int i = 0; i < MOST_RETAINED && release(0) == CUDA_SUCCESS; i++)
                 ;
@@ -265,8 +255,7 @@ static void under_a_thread(void)
         pthread_join(thread, NULL);
 }
 
-/* One block: written, read, and freed. */
-static void use_block(uint32_t value)
+void use_block(uint32_t value)
 {
         uint32_t read = ~value;
         CUdeviceptr ptr;
@@ -383,36 +372,7 @@ static void of_threads(void)
         GR_MUST(cuCtxDestroy(context));
 }
 
-/* The function of this exported name, as a program built years ago has it; false where the driver has none. */
-static bool old_symbol(const char *name, void *ret_function)
-{
-        void *found = dlsym(RTLD_DEFAULT, name);
-
-        memcpy(ret_function, &found, sizeof(found));
-        return found;
-}
-
-/* Two blocks of the current context, one in use and one freed. */
-static void leave_two(CUdeviceptr *ret_live, CUdeviceptr *ret_cached)
-{
-        GR_MUST(cuMemAlloc(ret_live, BLOCK));
-        GR_MUST(cuMemAlloc(ret_cached, BLOCK));
-        GR_MUST(cuMemFree(*ret_cached));
-}
-
-static void free_lost(CUdeviceptr live, CUdeviceptr cached)
-{
-        printf("free of the lost live block: %d\n", (int)cuMemFree(live));
-        printf("free of the lost cached block: %d\n", (int)cuMemFree(cached));
-}
-
-typedef CUresult push_function(CUcontext);
-typedef CUresult pop_function(CUcontext *);
-
-/*
- * What is current changes while there is one context only, whose pool each thread remembers.
- */
-static void alone(push_function *push, pop_function *pop)
+void alone(push_function *push, pop_function *pop)
 {
         CUcontext context = create(), popped;
         CUdeviceptr ptr;
@@ -432,132 +392,6 @@ static void alone(push_function *push, pop_function *pop)
         }
         GR_MUST(cuCtxDestroy(context));
         printf("destroyed, allocated then: %d\n", (int)cuMemAlloc(&ptr, SMALL_BLOCK));
-}
-
-static void old_alone(void)
-{
-        push_function *push;
-        pop_function *pop;
-
-        if (old_symbol("cuCtxPushCurrent", &push) && old_symbol("cuCtxPopCurrent", &pop))
-                alone(push, pop);
-}
-
-static void old_context(void)
-{
-        CUresult (*ctx_create)(CUcontext *, unsigned int, CUdevice), (*ctx_destroy)(CUcontext);
-        CUdeviceptr live, cached;
-        CUcontext context;
-        CUresult result;
-
-        if (!old_symbol("cuCtxCreate", &ctx_create) || !old_symbol("cuCtxDestroy", &ctx_destroy)) {
-                printf("no cuCtxCreate of old\n");
-                return;
-        }
-        result = ctx_create(&context, 0, 0);
-        printf("cuCtxCreate: %d\n", (int)result);
-        if (result != CUDA_SUCCESS)
-                return;
-        /* Made with the 32-bit functions' version: NVIDIA's driver has no memory for today's functions in it. */
-        result = cuMemAlloc(&live, BLOCK);
-        printf("cuMemAlloc in it: %d\n", (int)result);
-        if (result != CUDA_SUCCESS) {
-                printf("cuCtxDestroy: %d\n", (int)ctx_destroy(context));
-                return;
-        }
-        GR_MUST(cuMemFree(live));
-        work("a context as of old");
-        leave_two(&live, &cached);
-        printf("cuCtxDestroy: %d\n", (int)ctx_destroy(context));
-        free_lost(live, cached);
-}
-
-/*
- * One that was attached to outlives its first detach, with its blocks, live and cached, and a capture that is going on;
- * and ends with the second.
- */
-static void attached(void)
-{
-        CUresult (*attach)(CUcontext *, unsigned int), (*detach)(CUcontext);
-        CUdeviceptr live, cached, other;
-        CUcontext beside, context, again;
-        size_t before, after;
-        CUstream stream;
-        CUgraph graph;
-
-        if (!old_symbol("cuCtxAttach", &attach) || !old_symbol("cuCtxDetach", &detach)) {
-                printf("no cuCtxAttach\n");
-                return;
-        }
-        beside = create();
-        context = create();
-        leave_two(&live, &cached);
-        printf("attach: %d, the same: %d\n", (int)attach(&again, 0), again == context);
-        before = used();
-        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        printf("detach: %d\n", (int)detach(context));
-        printf("end of the capture: %d\n", (int)cuStreamEndCapture(stream, &graph));
-        GR_MUST(cuGraphDestroy(graph));
-        GR_MUST(cuMemAlloc(&other, BLOCK));
-        GR_MUST(cuMemsetD32(live, 7, BLOCK / 4));
-        GR_MUST(cuMemFree(other));
-        after = used();
-        GR_CHECK(after <= before + BLOCK);
-        printf("free of the live block: %d\n", (int)cuMemFree(live));
-        work("attached to");
-        leave_two(&live, &cached);
-        printf("detach once more: %d\n", (int)detach(context));
-        free_lost(live, cached);
-        GR_MUST(cuCtxDestroy(beside));
-}
-
-/* OpenGL's way to make a context; what is allocated in it is its own. */
-static void of_graphics(void)
-{
-        CUresult (*gl_create)(CUcontext *, unsigned int, CUdevice);
-        CUcontext first = create(), context, owner = NULL;
-        CUdeviceptr ptr;
-
-        work("before a context of graphics");
-        if (old_symbol("cuGLCtxCreate_v2", &gl_create) && gl_create(&context, 0, 0) == CUDA_SUCCESS) {
-                GR_MUST(cuMemAlloc(&ptr, BLOCK));
-                GR_MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, ptr));
-                printf("in a context of graphics its memory is its own: %d\n", owner == context);
-                GR_MUST(cuMemFree(ptr));
-                GR_MUST(cuCtxDestroy(context));
-        }
-        work("after a context of graphics");
-        GR_MUST(cuCtxDestroy(first));
-}
-
-static void old_primary(void)
-{
-        CUresult (*reset)(CUdevice), (*release)(CUdevice);
-        CUdeviceptr live, cached;
-        CUcontext context;
-
-        if (!old_symbol("cuDevicePrimaryCtxReset", &reset) || !old_symbol("cuDevicePrimaryCtxRelease", &release)) {
-                printf("no cuDevicePrimaryCtxReset of old\n");
-                return;
-        }
-        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
-        GR_MUST(cuCtxSetCurrent(context));
-        work("the primary context");
-        leave_two(&live, &cached);
-        printf("cuDevicePrimaryCtxReset: %d\n", (int)reset(0));
-        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
-        GR_MUST(cuCtxSetCurrent(context));
-        free_lost(live, cached);
-        work("after the reset");
-        leave_two(&live, &cached);
-        release_all(release);
-        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
-        GR_MUST(cuCtxSetCurrent(context));
-        free_lost(live, cached);
-        work("retained again");
-        release_all(release);
-        GR_MUST(cuCtxSetCurrent(NULL));
 }
 
 /* What the second device sees of the first one's memory, after the first has written it. */
@@ -583,7 +417,7 @@ static void reach(const char *when, CUcontext first, CUcontext second)
         printf("%s: %u copies wrong\n", when, wrong);
 }
 
-static int devices(void)
+static void devices(void)
 {
         CUcontext first, second;
         CUdeviceptr ptr;
@@ -596,7 +430,7 @@ static int devices(void)
         }
         if (!can || !back) {
                 fprintf(stderr, "skipped: needs two devices that reach each other\n");
-                return 77;
+                exit(77);
         }
         GR_MUST(cuDevicePrimaryCtxRetain(&first, 0));
         GR_MUST(cuDevicePrimaryCtxRetain(&second, 1));
@@ -637,59 +471,6 @@ static int devices(void)
         GR_MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr));
         printf("its memory is on device %d\n", ordinal);
         GR_MUST(cuMemFree(ptr));
-        return 0;
-}
-
-/* Whether what is freed comes back to the next who asks: while fences are held off, each would get a new address. */
-static void reuses(const char *after)
-{
-        CUdeviceptr seen[ROUNDS];
-        int count = 0;
-
-        for (int i = 0; i < ROUNDS; i++) {
-                CUdeviceptr ptr;
-                int at = 0;
-
-                GR_MUST(cuMemAlloc(&ptr, BLOCK));
-                GR_MUST(cuMemFree(ptr));
-                GR_MUST(cuCtxSynchronize());
-                while (at < count && seen[at] != ptr)
-                        at++;
-                seen[at] = ptr;
-                count += at == count;
-        }
-        printf("after %s memory is used again: %d\n", after, count < ROUNDS / 2);
-}
-
-static CUstream begin_capture(void)
-{
-        CUstream stream;
-
-        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        return stream;
-}
-
-static void *leave_capture_of_null(void *context)
-{
-        GR_MUST(cuCtxSetCurrent(context));
-        GR_MUST(cuStreamBeginCapture_v2_ptsz(NULL, CU_STREAM_CAPTURE_MODE_RELAXED));
-        return NULL;
-}
-
-static void *leave_capture(void *context)
-{
-        GR_MUST(cuCtxSetCurrent(context));
-        GR_MUST(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED));
-        return NULL;
-}
-
-/* The thread's own stream is another one in each context. */
-static void *leave_two_captures(void *contexts)
-{
-        for (int i = 0; i < 2; i++)
-                leave_capture(((CUcontext *)contexts)[i]);
-        return NULL;
 }
 
 /* In the driver's trace of its calls: each end of a context, with a + where one was waited for since the one before. */
@@ -766,103 +547,6 @@ static void ends(void)
                 "cuCtxDestroy_v2 ");
 }
 
-/* Leaves the second context current. */
-static CUstream begin_capture_of(CUcontext owner, CUcontext current)
-{
-        CUstream stream;
-
-        GR_MUST(cuCtxSetCurrent(owner));
-        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-        GR_MUST(cuCtxSetCurrent(current));
-        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        return stream;
-}
-
-/* Memory comes and goes beside a capture that must go on. */
-static void leave_alone(void)
-{
-        for (int i = 0; i < 3; i++) {
-                CUdeviceptr ptr;
-
-                GR_MUST(cuMemAlloc(&ptr, 16 * MIB));
-                GR_MUST(cuMemFree(ptr));
-        }
-}
-
-/* Captures that nobody ends: they go with their stream, their thread, or their context. */
-static void abandoned_captures(void)
-{
-        CUcontext primary, other;
-        pthread_t thread;
-        CUstream stream;
-        CUgraph graph;
-
-        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
-        GR_MUST(cuCtxSetCurrent(primary));
-        /* The process's first one. */
-        other = create();
-        stream = begin_capture_of(primary, other);
-        GR_MUST(cuCtxDestroy(other));
-        GR_MUST(cuCtxSetCurrent(primary));
-        leave_alone();
-        printf("the end of a capture that another context's end left alone: %d\n", cuStreamEndCapture(stream, &graph));
-        GR_MUST(cuGraphDestroy(graph));
-        GR_MUST(cuStreamDestroy(stream));
-        GR_MUST(cuStreamDestroy(begin_capture()));
-        reuses("a stream that captured");
-        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-        GR_MUST(cuStreamBeginCapture_v2_ptsz(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GR_MUST(cuStreamDestroy(stream));
-        reuses("a stream that captured by a function of per-thread streams");
-        for (int i = 0; i < 3; i++) {
-                GR_MUST(pthread_create(&thread, NULL, i % 2 ? leave_capture_of_null : leave_capture, primary));
-                GR_MUST(pthread_join(thread, NULL));
-        }
-        reuses("threads that captured");
-        other = create();
-        GR_MUST(pthread_create(&thread, NULL, leave_two_captures, (CUcontext[]){primary, other}));
-        GR_MUST(pthread_join(thread, NULL));
-        GR_MUST(cuCtxSetCurrent(primary));
-        reuses("a thread that captured in two contexts");
-        leave_capture(other);
-        leave_capture(primary);
-        GR_MUST(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
-        GR_MUST(cuGraphDestroy(graph));
-        printf("the end of no capture: %d\n", cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
-        leave_alone();
-        GR_MUST(cuCtxSetCurrent(other));
-        printf("the end of the other one's: %d\n", cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
-        GR_MUST(cuGraphDestroy(graph));
-        leave_capture(other);
-        leave_capture(primary);
-        GR_MUST(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
-        GR_MUST(cuGraphDestroy(graph));
-        GR_MUST(cuCtxDestroy(other));
-        reuses("a context with a capture, another one's ended");
-        /* A stream's context need not be the current one. */
-        other = create();
-        begin_capture_of(other, primary);
-        GR_MUST(cuCtxDestroy(other));
-        reuses("another context with a capture");
-        other = create();
-        for (int i = 0; i < MANY_CAPTURES; i++)
-                begin_capture();
-        GR_MUST(cuCtxDestroy(other));
-        GR_MUST(cuCtxSetCurrent(primary));
-        reuses("a context with many captures");
-        begin_capture();
-        GR_MUST(cuDevicePrimaryCtxReset(0));
-        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
-        GR_MUST(cuCtxSetCurrent(primary));
-        reuses("a reset with a capture");
-        begin_capture();
-        release_all(cuDevicePrimaryCtxRelease); /* a reset leaves it retained as often as it was */
-        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
-        GR_MUST(cuCtxSetCurrent(primary));
-        reuses("the last release with a capture");
-        GR_MUST(cuDevicePrimaryCtxRelease(0));
-}
-
 /* A context that the library cannot manage yet is no reason to serve the thread from the one before. */
 static void untold(void)
 {
@@ -883,28 +567,6 @@ static void untold(void)
         work("the second device");
         GR_MUST(cuCtxDestroy(second));
         GR_MUST(cuCtxDestroy(first));
-}
-
-static void not_ours(void *value)
-{
-        printf("a thread's data: %d\n", value != NULL);
-}
-
-/* A key that was not made is another one's. */
-static void keys(void)
-{
-        static char set_here;
-        CUcontext context = create();
-        pthread_key_t key;
-        pthread_t thread;
-
-        while (pthread_key_create(&key, not_ours) == 0)
-                GR_CHECK_EQ(pthread_setspecific(key, &set_here), 0);
-        GR_CHECK_EQ(pthread_key_delete(key), 0); /* for the simulated driver, which comes first */
-        GR_MUST(pthread_create(&thread, NULL, leave_capture, context));
-        GR_MUST(pthread_join(thread, NULL));
-        GR_MUST(cuCtxDestroy(context));
-        printf("all keys are taken\n");
 }
 
 /* How many blocks of 16 MiB fit, and what the device says of itself. */
@@ -955,103 +617,53 @@ static void fill(int device, size_t share)
         printf("device %d: %d blocks of 16 MiB\n", device, count);
 }
 
-static unsigned long driver_allocs(void)
+static void limits(void)
 {
-        unsigned long (*count)(const char *) = NULL;
-        void *found = dlsym(RTLD_DEFAULT, "grSimCallCount");
+        int count = 0;
 
-        memcpy(&count, &found, sizeof(count));
-        return count ? count("cuMemAlloc_v2") : 0;
+        GR_MUST(cuDeviceGetCount(&count));
+        GR_CHECK_EQ(count, 2);
+        fill(0, 64 * MIB);
+        fill(1, 256 * MIB);
+        fill(0, 64 * MIB); /* the other device's use is not this one's */
 }
 
-/*
- * Memory that is allocated in a green context is the primary context's, and so are its fences. Were the green one taken
- * for a context of its own, its end would break the fences of the other: nothing would be served from the cache.
- */
-static void green_behind(const char *path)
+static void come_and_go(void)
 {
-        void *plugin = dlopen(path, RTLD_NOW | RTLD_DEEPBIND), *found;
-        int (*make)(CUgreenCtx *, CUcontext *, int) = NULL, (*end)(CUgreenCtx) = NULL;
-        CUcontext primary, context;
-        unsigned long allocs;
-        CUdeviceptr block;
-        CUgreenCtx green;
-
-        GR_MUST(!plugin);
-        found = dlsym(plugin, "behind_green");
-        memcpy(&make, &found, sizeof(make));
-        found = dlsym(plugin, "behind_green_end");
-        memcpy(&end, &found, sizeof(end));
-        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
-        GR_MUST(cuCtxSetCurrent(primary));
-        work("primary context");
-        for (int round = 0; round < 3; round++) {
-                GR_MUST(make(&green, &context, 0));
-                GR_MUST(cuCtxSetCurrent(context));
-                GR_MUST(cuMemAlloc(&block, BLOCK));
-                GR_MUST(cuMemsetD32(block, 1, BLOCK / 4));
-                GR_MUST(cuMemFree(block));
-                work("green context");
-                GR_MUST(end(green));
-                GR_MUST(cuCtxSetCurrent(primary));
-                allocs = driver_allocs();
-                for (int i = 0; i < 10; i++)
-                        work("primary context");
-                GR_CHECK(driver_allocs() - allocs < 20); /* of 400 requests */
-        }
-        GR_MUST(cuDevicePrimaryCtxRelease(0));
+        alone(cuCtxPushCurrent, cuCtxPopCurrent);
+        freed_elsewhere();
+        destroyed();
+        many();
+        under_a_thread();
+        no_such_device();
+        primary();
+        primary();
+        contexts_captures();
 }
 
 int main(int argc, char **argv)
 {
-        int count = 0;
+        static const struct {
+                const char *name;
+                void (*run)(void);
+        } modes[] = {
+                {"", come_and_go},       {"old", contexts_old}, {"ends", ends},          {"devices", devices},
+                {"threads", of_threads}, {"untold", untold},    {"keys", contexts_keys}, {"limits", limits},
+        };
+        const char *mode = argc > 1 ? argv[1] : "";
 
         setvbuf(stdout, NULL, _IOLBF, 0);
-        if (argc > 1 && strcmp(argv[1], "ends") == 0) {
+        if (strcmp(mode, "ends") == 0) {
                 GR_MUST(mkstemp(trace_path) < 0);
                 setenv("GRSIM_TRACE", trace_path, 1); /* read at the first call */
         }
         GR_MUST(cuInit(0));
-        if (argc > 1 && strcmp(argv[1], "limits") == 0) {
-                GR_MUST(cuDeviceGetCount(&count));
-                GR_CHECK_EQ(count, 2);
-                fill(0, 64 * MIB);
-                fill(1, 256 * MIB);
-                fill(0, 64 * MIB); /* the other device's use is not this one's */
-        } else if (argc > 1 && strcmp(argv[1], "old") == 0) {
-                old_alone();
-                for (int i = 0; i < 3; i++) {
-                        old_context();
-                        old_primary();
-                        attached();
-                        of_graphics();
+        for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++)
+                if (strcmp(mode, modes[i].name) == 0) {
+                        modes[i].run();
+                        GR_CHECK_EQ(misuses(), 0);
+                        return GR_CHECK_RESULT();
                 }
-        } else if (argc > 2 && strcmp(argv[1], "green") == 0) {
-                green_behind(argv[2]);
-        } else if (argc > 1 && strcmp(argv[1], "threads") == 0) {
-                of_threads();
-        } else if (argc > 1 && strcmp(argv[1], "ends") == 0) {
-                ends();
-        } else if (argc > 1 && strcmp(argv[1], "keys") == 0) {
-                keys();
-        } else if (argc > 1 && strcmp(argv[1], "untold") == 0) {
-                untold();
-        } else if (argc > 1 && strcmp(argv[1], "devices") == 0) {
-                int skipped = devices();
-
-                if (skipped)
-                        return skipped;
-        } else {
-                alone(cuCtxPushCurrent, cuCtxPopCurrent);
-                freed_elsewhere();
-                destroyed();
-                many();
-                under_a_thread();
-                no_such_device();
-                primary();
-                primary();
-                abandoned_captures();
-        }
-        GR_CHECK_EQ(misuses(), 0);
-        return GR_CHECK_RESULT();
+        fprintf(stderr, "usage: contexts [MODE]\n");
+        return 2;
 }

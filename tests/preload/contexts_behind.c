@@ -7,6 +7,8 @@
  *   contexts_behind PLUGIN refused   under the library, on a driver that refuses what it asks first
  *   contexts_behind PLUGIN stream    a line of a stream whose context is the only one
  *   contexts_behind PLUGIN FUNCTION  a line of a context that is the second one and made current by it; two devices
+ *   contexts_behind PLUGIN green     green contexts beside their primary one, while the driver does not tell once who owns
+ *                                    its memory; under the library alone
  *   contexts_behind PLUGIN released  lines of a primary context, on a driver that does not tell at once what is left
  */
 #include <cuda.h>
@@ -506,6 +508,56 @@ static void find(void *where, const char *name, void *ret_function)
         memcpy(ret_function, &found, sizeof(found));
 }
 
+/* In the current context, and without a question of whose they are. */
+static void use_blocks(void)
+{
+        CUdeviceptr blocks[4];
+
+        for (uint32_t round = 0; round < 10; round++) {
+                for (uint32_t i = 0; i < 4; i++) {
+                        GR_MUST(cuMemAlloc(&blocks[i], BLOCK));
+                        GR_MUST(cuMemsetD32(blocks[i], round * 4 + i, BLOCK / 4));
+                }
+                for (uint32_t i = 0; i < 4; i++) {
+                        GR_CHECK_EQ(last_word(blocks[i]), round * 4 + i);
+                        GR_MUST(cuMemFree(blocks[i]));
+                }
+        }
+}
+
+/*
+ * Memory that is allocated in a green context is the primary context's, and so are its fences. Were the green one taken
+ * for a context of its own, its end would break the fences of the other: nothing would be served from the cache.
+ */
+static void green_beside_primary(void)
+{
+        unsigned long (*misuses)(void), allocs;
+        struct green green;
+        CUcontext primary;
+        CUdeviceptr block;
+
+        find(RTLD_DEFAULT, "grSimMisuseCount", &misuses);
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        GR_MUST(cuCtxSetCurrent(primary));
+        use_blocks();
+        for (int round = 0; round < 3; round++) {
+                green = make_green(0, true);
+                GR_MUST(cuCtxSetCurrent(green.context));
+                GR_MUST(cuMemAlloc(&block, BLOCK));
+                GR_MUST(cuMemsetD32(block, 1, BLOCK / 4));
+                GR_MUST(cuMemFree(block));
+                use_blocks();
+                GR_MUST(behind_green_end(green.handle));
+                GR_MUST(cuCtxSetCurrent(primary));
+                allocs = calls_of("cuMemAlloc_v2");
+                for (int i = 0; i < 10; i++)
+                        use_blocks();
+                GR_CHECK(calls_of("cuMemAlloc_v2") - allocs < 20); /* of 400 requests */
+        }
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
+        GR_CHECK_EQ(misuses(), 0);
+}
+
 static void *come_and_go(void *context)
 {
         GR_MUST(cuCtxSetCurrent(context));
@@ -564,7 +616,7 @@ int main(int argc, char **argv)
         void *plugin = argc == 2 || argc == 3 ? dlopen(argv[1], RTLD_NOW | RTLD_DEEPBIND) : NULL;
 
         if (!plugin) {
-                fprintf(stderr, "usage: contexts_behind PLUGIN [refused | released | stream | FUNCTION]\n");
+                fprintf(stderr, "usage: contexts_behind PLUGIN [green | refused | released | stream | FUNCTION]\n");
                 return 2;
         }
         find(plugin, "behind_green", &behind_green);
@@ -585,6 +637,8 @@ int main(int argc, char **argv)
                         of_a_stream();
                 else if (strcmp(argv[2], "refused") == 0)
                         refused();
+                else if (strcmp(argv[2], "green") == 0)
+                        green_beside_primary();
                 else
                         pushed(argv[2]);
                 return GR_CHECK_RESULT();
