@@ -2,8 +2,8 @@
  * The life of a process with CUDA in it: fork, exec, threads, signals and the ways to end. `process MODE` does one of
  * them; what it prints and its exit status must be the same natively and under the library (process_test.sh).
  */
-#include <cuda.h>
-#include <dirent.h>
+#include "process.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -21,16 +21,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "check.h"
-
-#define BLOCK ((size_t)3 << 20)
-#define MARK  1234 /* an errno that nobody sets */
+#define MARK 1234 /* an errno that nobody sets */
 
 extern char **environ;
 
 static char *self, plain_mode[] = "plain";
 
-static void open_device(void)
+void open_device(void)
 {
         CUcontext context;
 
@@ -55,8 +52,7 @@ static void *pinned(void)
         return p;
 }
 
-/* Some traffic, so that there is a pool with blocks in it. */
-static void work(void)
+void work(void)
 {
         for (int i = 0; i < 20; i++) {
                 CUdeviceptr a = block(), b = block();
@@ -140,7 +136,7 @@ static void *busy(void *arg)
         return NULL;
 }
 
-static CUcontext current_context;
+CUcontext current_context;
 
 static void start_busy(pthread_t *threads, int count)
 {
@@ -185,89 +181,6 @@ static int only_child(void)
                 exit(4);
         }
         wait_for(child);
-        return 0;
-}
-
-/* Threads of the library that have begun and not ended, and those that ended in a mode in which they disturb captures. */
-static _Atomic int library_threads, strict_threads;
-
-struct begun {
-        void *(*run)(void *arg);
-        void *arg;
-};
-
-static void *run_counted(void *arg)
-{
-        CUresult (*exchange)(CUstreamCaptureMode * mode);
-        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-        struct begun begun = *(struct begun *)arg;
-        void *result;
-
-        free(arg);
-        result = begun.run(begun.arg);
-        /* Not linked with: old drivers lack it. */
-        *(void **)&exchange = dlsym(RTLD_DEFAULT, "cuThreadExchangeStreamCaptureMode");
-        if (exchange && exchange(&mode) == CUDA_SUCCESS && mode != CU_STREAM_CAPTURE_MODE_RELAXED)
-                strict_threads++;
-        usleep(10000); /* whoever is to wait for its end, and not for its last words only, is noticed */
-        library_threads--;
-        return result;
-}
-
-/* Stands before the C library's for all libraries of the process. */
-__attribute__((visibility("default"))) int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
-                                                          void *(*run)(void *arg), void *arg)
-{
-        static __typeof__(pthread_create) *real;
-        struct begun *begun;
-        Dl_info caller;
-        int rc;
-
-        if (!real)
-                *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
-        if (!dladdr(__builtin_return_address(0), &caller) || !strstr(caller.dli_fname, "libgpureclaim"))
-                return real(thread, attributes, run, arg);
-        begun = malloc(sizeof(*begun));
-        if (!begun)
-                return EAGAIN;
-        *begun = (struct begun){run, arg};
-        library_threads++;
-        rc = real(thread, attributes, run_counted, begun);
-        if (rc) {
-                library_threads--;
-                free(begun);
-        }
-        return rc;
-}
-
-static void end_by_threads(void)
-{
-        _exit(library_threads > 0 ? 1 : strict_threads > 0 ? 2 : 0);
-}
-
-/*
- * When the driver's own handlers of exit run, the library's threads have ended. It waits for them for a while only, so
- * a busy machine has three tries.
- */
-static int threads_end(void)
-{
-        bool alone = false, strict = false;
-
-        for (int i = 0; i < 3; i++) {
-                pid_t child = fork();
-                int status = 0;
-
-                if (child == 0) {
-                        atexit(end_by_threads); /* before CUDA was touched, so after the library's own handler */
-                        open_device();
-                        work();
-                        exit(0);
-                }
-                GR_MUST(waitpid(child, &status, 0) == child && WIFEXITED(status) ? 0 : status);
-                alone |= WEXITSTATUS(status) != 1;
-                strict |= WEXITSTATUS(status) == 2;
-        }
-        printf("left alone in the end: %d, with captures undisturbed: %d\n", alone, !strict);
         return 0;
 }
 
@@ -373,95 +286,6 @@ static int closes_last(void)
         return close_all(0);
 }
 
-/* A thread that was told to end goes on to where it lets itself be ended, and leaves no lock behind. */
-static _Atomic int cancel_ready, cancel_worked;
-
-static void *cancelled(void *arg)
-{
-        struct timespec pause = {.tv_nsec = 1000000};
-
-        (void)arg;
-        GR_MUST(cuCtxSetCurrent(current_context));
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
-        cancel_ready = 1;
-        while (cancel_ready != 2)
-                nanosleep(&pause, NULL);
-        pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
-        for (int i = 0; i < 100; i++)
-                work();
-        cancel_worked = 1;
-        pthread_testcancel();
-        return NULL;
-}
-
-static int cancel(void)
-{
-        struct timespec pause = {.tv_nsec = 1000000};
-        pthread_t thread;
-        int state;
-
-        open_device();
-        GR_MUST(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state));
-        printf("the first thread can be cancelled: %d\n", state == PTHREAD_CANCEL_ENABLE);
-        GR_MUST(cuCtxGetCurrent(&current_context));
-        GR_MUST(pthread_create(&thread, NULL, cancelled, NULL));
-        while (!cancel_ready)
-                nanosleep(&pause, NULL);
-        GR_MUST(pthread_cancel(thread));
-        cancel_ready = 2;
-        GR_MUST(pthread_join(thread, NULL));
-        printf("ended inside a call: %d\n", !cancel_worked);
-        work();
-        printf("then worked\n");
-        return 0;
-}
-
-/* The same in one that makes the process's first use of CUDA. */
-static void *cancelled_first(void *arg)
-{
-        (void)arg;
-        pthread_cancel(pthread_self());
-        open_device();
-        work();
-        cancel_worked = 1;
-        pthread_testcancel();
-        return NULL;
-}
-
-static int cancel_first(void)
-{
-        pthread_t thread;
-
-        GR_MUST(pthread_create(&thread, NULL, cancelled_first, NULL));
-        GR_MUST(pthread_join(thread, NULL));
-        printf("ended inside a call: %d\n", !cancel_worked);
-        fflush(stdout);
-        open_device();
-        work();
-        printf("then worked\n");
-        return 0;
-}
-
-/* And one that ends the process. */
-static void *cancelled_last(void *arg)
-{
-        (void)arg;
-        open_device();
-        work();
-        pthread_cancel(pthread_self());
-        exit(5);
-}
-
-static int cancel_last(void)
-{
-        pthread_t thread;
-
-        GR_MUST(pthread_create(&thread, NULL, cancelled_last, NULL));
-        pthread_join(thread, NULL);
-        printf("ended inside exit\n");
-        return 0;
-}
-
 /* For a moment no thread can be made, as at the limit of a container; what needed one then happens later. */
 static int no_thread(void)
 {
@@ -561,7 +385,8 @@ static int exec(void)
         return 98;
 }
 
-static int exit_busy(void)
+/* Threads allocate and free until the process ends. */
+static void begin_busy(void)
 {
         pthread_t threads[4];
         struct timespec pause = {.tv_nsec = 20000000};
@@ -569,234 +394,24 @@ static int exit_busy(void)
         open_device();
         start_busy(threads, 4);
         nanosleep(&pause, NULL);
+}
+
+static int exit_busy(void)
+{
+        begin_busy();
         exit(5);
 }
 
 static int end_at_once_busy(void)
 {
-        pthread_t threads[4];
-        struct timespec pause = {.tv_nsec = 20000000};
-
-        open_device();
-        start_busy(threads, 4);
-        nanosleep(&pause, NULL);
+        begin_busy();
         _exit(6);
 }
 
 static int crash_busy(void)
 {
-        pthread_t threads[4];
-        struct timespec pause = {.tv_nsec = 20000000};
-
-        open_device();
-        start_busy(threads, 4);
-        nanosleep(&pause, NULL);
+        begin_busy();
         raise(SIGSEGV);
-        return 0;
-}
-
-static void *outlive(void *arg)
-{
-        struct timespec pause = {.tv_nsec = 50000000};
-
-        (void)arg;
-        nanosleep(&pause, NULL);
-        GR_MUST(cuCtxSetCurrent(current_context));
-        work();
-        printf("the last thread is done\n");
-        return NULL;
-}
-
-static int main_thread_ends(void)
-{
-        pthread_t thread;
-
-        open_device();
-        work();
-        GR_MUST(cuCtxGetCurrent(&current_context));
-        GR_MUST(pthread_create(&thread, NULL, outlive, NULL));
-        pthread_exit(NULL);
-}
-
-/* Threads that allocate and end, many times: what they leave behind must not add up to anything. */
-static void *short_life(void *arg)
-{
-        GR_MUST(cuCtxSetCurrent(*(CUcontext *)arg));
-        work();
-        return NULL;
-}
-
-static int count_in(const char *folder)
-{
-        DIR *entries = opendir(folder);
-        int count = 0;
-
-        while (entries && readdir(entries))
-                count++;
-        if (entries)
-                closedir(entries);
-        return count;
-}
-
-/* The least of several looks: a thread of ours that begins opens a file for a moment. */
-static int count_lasting(const char *folder)
-{
-        int least = count_in(folder);
-
-        for (int i = 0; i < 50; i++) {
-                int count = count_in(folder);
-
-                least = count < least ? count : least;
-                usleep(1000);
-        }
-        return least;
-}
-
-static int leaks(void)
-{
-        CUcontext context;
-        int fds, tasks;
-
-        open_device();
-        work();
-        GR_MUST(cuCtxGetCurrent(&context));
-        fds = count_lasting("/proc/self/fd");
-        tasks = count_in("/proc/self/task");
-        for (int i = 0; i < 50; i++) {
-                pthread_t thread;
-
-                GR_MUST(pthread_create(&thread, NULL, short_life, &context));
-                pthread_join(thread, NULL);
-        }
-        /* A thread that was joined may still be among the tasks for a moment. */
-        for (int i = 0; i < 1000 && count_in("/proc/self/task") > tasks; i++)
-                usleep(1000);
-        /* One thread more than natively is there from the first free on: the helper; and one for the neighbours. */
-        printf("files %d, then %d more; threads: %d more\n", fds, count_lasting("/proc/self/fd") - fds,
-               count_in("/proc/self/task") - tasks);
-        return 0;
-}
-
-/* A signal that every thread of the program blocks, as those do that use sigwait, must not end up with one of ours. */
-static int signals(void)
-{
-        struct timespec limit = {.tv_sec = 5};
-        sigset_t set;
-        int got;
-
-        sigemptyset(&set);
-        sigaddset(&set, SIGUSR1);
-        sigaddset(&set, SIGTERM);
-        /* The device's own threads have the mask of the thread that started them. */
-        pthread_sigmask(SIG_BLOCK, &set, NULL);
-        open_device();
-        pthread_sigmask(SIG_UNBLOCK, &set, NULL);
-        work(); /* our helper starts here, with limits in the environment */
-        pthread_sigmask(SIG_BLOCK, &set, NULL);
-        for (int i = 0; i < 20; i++) {
-                GR_MUST(kill(getpid(), SIGUSR1));
-                got = sigtimedwait(&set, NULL, &limit);
-                if (got != SIGUSR1)
-                        return 7;
-        }
-        printf("every signal came to the one who waited\n");
-        return 0;
-}
-
-/* What /proc says of a thread: the blocked signals, 0 where it is gone. */
-static unsigned long long blocked_in(const char *tid)
-{
-        unsigned long long blocked = 0;
-        char path[300], line[256];
-        FILE *status;
-
-        snprintf(path, sizeof(path), "/proc/self/task/%s/status", tid);
-        status = fopen(path, "r");
-        while (status && fgets(line, sizeof(line), status))
-                if (sscanf(line, "SigBlk: %llx", &blocked) == 1)
-                        break;
-        if (status)
-                fclose(status);
-        return blocked;
-}
-
-/* The library's thread blocks all but those that nobody can and the two that the C library keeps. */
-static int helper_mask(void)
-{
-        /* But for what cannot be blocked, what the C library keeps for itself, and a thread's own faults. */
-        const unsigned long long faults = 1ull << (SIGSEGV - 1) | 1ull << (SIGBUS - 1) | 1ull << (SIGFPE - 1) |
-                                          1ull << (SIGILL - 1) | 1ull << (SIGTRAP - 1) | 1ull << (SIGSYS - 1);
-        const unsigned long long all = ~(1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 3ull << 31 | faults);
-        struct timespec pause = {.tv_nsec = 20000000};
-        int before_work, others = 0, open_ones = 0, deaf_ones = 0;
-        sigset_t before, after;
-        struct dirent *entry;
-        DIR *tasks;
-
-        open_device();
-        before_work = count_in("/proc/self/task");
-        pthread_sigmask(SIG_SETMASK, NULL, &before);
-        work();
-        nanosleep(&pause, NULL);
-        pthread_sigmask(SIG_SETMASK, NULL, &after);
-        printf("the caller's mask is kept: %d\n", memcmp(&before, &after, sizeof(before)) == 0);
-
-        tasks = opendir("/proc/self/task");
-        while (tasks && (entry = readdir(tasks))) {
-                if (entry->d_name[0] == '.' || atoi(entry->d_name) == getpid())
-                        continue;
-                others++;
-                if ((blocked_in(entry->d_name) & all) != all)
-                        open_ones++;
-                if ((blocked_in(entry->d_name) & faults) != 0)
-                        deaf_ones++;
-        }
-        if (tasks)
-                closedir(tasks);
-        if (dlsym(RTLD_DEFAULT, "gpureclaim_version") && count_in("/proc/self/task") == before_work) {
-                printf("no thread of the library's, among %d\n", others);
-                return 8;
-        }
-        printf("threads that take signals: %d, that take no faults: %d\n", open_ones, deaf_ones);
-        return 0;
-}
-
-/* How many threads there are after up to five seconds in which their number went to or from what it was. */
-static int tasks_unlike(int before, int unlike)
-{
-        int tasks = count_in("/proc/self/task");
-
-        for (int i = 0; i < 5000 && (tasks == before) == unlike; i++) {
-                if (unlike)
-                        work();
-                usleep(1000);
-                tasks = count_in("/proc/self/task");
-        }
-        return tasks;
-}
-
-/* The library's thread goes when nothing is left for it, every time, and comes again when there is. */
-static int helper_ends(void)
-{
-        int tasks;
-
-        open_device();
-        /* The device's own threads stay, and those that give memory back. The helper has a second to go. */
-        for (int i = 0; i < 300; i++) {
-                work();
-                usleep(1000);
-        }
-        tasks = count_in("/proc/self/task");
-        for (int i = 0; i < 20; i++) {
-                int lasting = count_lasting("/proc/self/task");
-
-                tasks = lasting < tasks ? lasting : tasks;
-        }
-        for (int i = 0; i < 3; i++) {
-                if (dlsym(RTLD_DEFAULT, "gpureclaim_version") && tasks_unlike(tasks, 1) == tasks)
-                        return 8;
-                printf("threads that stay: %d\n", tasks_unlike(tasks, 0) - tasks);
-        }
         return 0;
 }
 
