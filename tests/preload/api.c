@@ -1,8 +1,10 @@
 /*
- * The public functions and what goes on by itself, in a whole program under the library. One mode per run; `modes`
- * below says with which settings. Exit status 1 when a check failed.
+ * The public functions and what goes on by itself, in a whole program under the library: `api MODE`. `api_modes` in
+ * meson.build has the settings of each mode. Here are those of hooks; answers.c and by_itself.c have the others. Exit
+ * status 1 when a check failed.
  */
-#include <dirent.h>
+#include "api.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -13,24 +15,17 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "check.h"
-#include "gpureclaim.h"
-#include "gputest.h"
-
-CUresult CUDAAPI cuStreamSynchronize_ptsz(CUstream stream);
-CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext context);
-
 static gpureclaim_register_function *enlist;
 static gpureclaim_unregister_function *unlist;
-static gpureclaim_reclaim_function *reclaim;
+gpureclaim_reclaim_function *reclaim;
 static gpureclaim_status_function *status_of;
 
-static struct gt gt;
-static _Atomic unsigned purges;
-static _Atomic CUdeviceptr held;
+struct gt gt;
+_Atomic unsigned purges;
+_Atomic CUdeviceptr held;
 static pthread_t main_thread;
 
-static struct gpureclaim_status status(void)
+struct gpureclaim_status status(void)
 {
         struct gpureclaim_status status = {.struct_bytes = sizeof(status)};
 
@@ -38,16 +33,7 @@ static struct gpureclaim_status status(void)
         return status;
 }
 
-static size_t footprint(void)
-{
-        size_t bytes = 0;
-
-        if (!gt_footprint(&gt, &bytes))
-                gt_die("the footprint cannot be known");
-        return bytes;
-}
-
-static CUdeviceptr allocate(size_t bytes)
+CUdeviceptr allocate(size_t bytes)
 {
         CUdeviceptr ptr;
 
@@ -72,7 +58,7 @@ static int purge(void *arg, int device, uint64_t want_bytes)
 
 static uint64_t id;
 
-static void enlist_purge(void)
+void enlist_purge(void)
 {
         struct gpureclaim_reclaimable reclaimable = {
                 .struct_bytes = sizeof(reclaimable), .name = "test", .purge = purge, .arg = &purges};
@@ -212,7 +198,7 @@ static int purge_without_end(void *arg, int device, uint64_t want_bytes)
  * GPURECLAIM_HARD_LIMIT=256MiB. Who takes a hook that does not come back off the list is told that it still runs. The
  * process ends even where the hook does not.
  */
-static void test_busy(bool ends)
+static void busy(bool ends)
 {
         struct gpureclaim_reclaimable endless = {
                 .struct_bytes = sizeof(endless), .name = "endless", .purge = purge_without_end, .limit_ms = 1};
@@ -236,6 +222,16 @@ static void test_busy(bool ends)
         }
 }
 
+static void test_busy(void)
+{
+        busy(true);
+}
+
+static void test_endless(void)
+{
+        busy(false);
+}
+
 /* GPURECLAIM_HARD_LIMIT=256MiB. A hook for which no thread can be made does not run; it runs the next time. */
 static void test_no_worker(void)
 {
@@ -257,125 +253,6 @@ static void test_no_worker(void)
         ptr = allocate(200 * MIB);
         GR_CHECK_EQ(purges, 1);
         GR_MUST(cuMemFree(ptr));
-}
-
-static int threads(void)
-{
-        DIR *tasks = opendir("/proc/self/task");
-        int count = -2; /* . and .. */
-
-        while (tasks && readdir(tasks))
-                count++;
-        if (tasks)
-                closedir(tasks);
-        return count;
-}
-
-/* GPURECLAIM_DECAY=1s */
-static void test_decay(void)
-{
-        CUdeviceptr ptrs[8];
-        int most_threads = 0;
-        size_t before, cached;
-
-        gt_open(&gt);
-        before = footprint();
-        for (int i = 0; i < 8; i++)
-                ptrs[i] = allocate(16 * MIB);
-        for (int i = 0; i < 8; i++)
-                GR_MUST(cuMemFree(ptrs[i]));
-        cached = status().cached_bytes;
-        GR_CHECK_EQ(cached, 128 * MIB);
-        GR_MUST(gt_spin(&gt, NULL, 2500000)); /* nothing waits for it */
-        gt_sleep_us(200000);
-        GR_CHECK(status().cached_bytes > 0); /* not at once */
-        gt_sleep_us(1500000);
-        GR_CHECK_EQ(status().cached_bytes, 0);
-        GR_CHECK_EQ(footprint(), before);
-        GR_CHECK_EQ(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
-        GR_MUST(cuCtxSynchronize());
-        GR_MUST(cuMemFree(allocate(16 * MIB))); /* and again */
-        for (int i = 0; i < 17; i++) {
-                gt_sleep_us(100000);
-                if (threads() > most_threads)
-                        most_threads = threads();
-        }
-        GR_CHECK_EQ(status().cached_bytes, 0);
-        GR_CHECK(threads() < most_threads); /* with nothing left to do, the background thread has ended */
-}
-
-/* GPURECLAIM_DECAY=0 */
-static void test_no_decay(void)
-{
-        gt_open(&gt);
-        GR_MUST(cuMemFree(allocate(16 * MIB)));
-        gt_sleep_us(700000);
-        GR_CHECK_EQ(status().cached_bytes, 16 * MIB);
-}
-
-static unsigned long (*call_count)(const char *symbol); /* of the driver's functions */
-
-static void find_call_count(void)
-{
-        *(void **)&call_count = dlsym(RTLD_DEFAULT, "grSimCallCount");
-        if (!call_count)
-                gt_die("not the simulated device");
-}
-
-/* Whoever only asks about a block leaves it to be cached; of what is cached, ranges of a segment too, nobody is told.
- */
-static void test_questions(void)
-{
-        static const size_t bytes = 4 * MIB;
-        CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
-        CUmemorytype type;
-        unsigned rdma = 2;
-        int device_rdma;
-        size_t range;
-        void *values[] = {&type, &range};
-        CUmemGenericAllocationHandle handle;
-        CUdeviceptr live, freed, base;
-        unsigned long calls;
-        CUcontext context;
-
-        find_call_count();
-        gt_open(&gt);
-        live = allocate(bytes);
-        freed = allocate(bytes);
-        GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, freed));
-        GR_MUST(cuPointerGetAttributes(2, attributes, values, freed + 1));
-        GR_CHECK_EQ(range, bytes);
-        GR_CHECK(cuPointerGetAttribute(&context, (CUpointer_attribute)4711, live) != CUDA_SUCCESS);
-        GR_MUST(cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, live));
-        GR_CHECK(context == gt.ctx);
-        GR_CHECK_EQ(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)live), CUDA_ERROR_INVALID_VALUE);
-        GR_MUST(cuDeviceGetAttribute(&device_rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
-                                     gt.device));
-        GR_MUST(cuPointerGetAttribute(&rdma, CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, live));
-        GR_CHECK_EQ(rdma, (unsigned)device_rdma);
-        GR_MUST(cuMemFree(freed));
-        GR_CHECK_EQ(status().cached_bytes, bytes);
-        for (size_t at = 0; at < bytes; at += bytes / 4) {
-                GR_MUST(cuMemGetAddressRange(&base, &range, live + at));
-                GR_CHECK_EQ(base, live);
-                GR_CHECK_EQ(cuMemGetAddressRange(&base, &range, freed + at), CUDA_ERROR_NOT_FOUND);
-                GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, live + at));
-                GR_CHECK_EQ(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, freed + at),
-                            CUDA_ERROR_INVALID_VALUE);
-                /* Of an address that it does not know the driver says nothing here, and no error. */
-                range = 1;
-                GR_MUST(cuPointerGetAttributes(2, attributes, values, freed + at));
-                GR_CHECK_EQ(range, 0);
-        }
-        /* About a first byte, which most questions are about, the driver is asked once. */
-        calls = call_count("cuPointerGetAttribute");
-        GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, live));
-        GR_CHECK_EQ(call_count("cuPointerGetAttribute"), calls + 1);
-        GR_CHECK(cuIpcGetMemHandle(NULL, live) != CUDA_SUCCESS); /* nobody has got one */
-        attributes[1] = (CUpointer_attribute)4711;
-        GR_CHECK(cuPointerGetAttributes(2, attributes, values, live) != CUDA_SUCCESS);
-        GR_MUST(cuMemFree(live));
-        GR_CHECK_EQ(status().cached_bytes, 2 * bytes);
 }
 
 /* How often the library says what while act is called. */
@@ -428,93 +305,6 @@ static void test_failing_hooks(void)
                 GR_CHECK_EQ(unlist(ids[i]), 0);
 }
 
-/*
- * A width of rows is remembered once the driver has told its pitch, and not when it was refused; for elements of another
- * size the driver is asked anew.
- */
-static void test_widths(void)
-{
-        unsigned long calls;
-        size_t pitch, told;
-        CUdeviceptr ptr;
-
-        enum { KNOWN = 2 * 3, REMEMBERED = 4096, WIDTHS = REMEMBERED + 100 };
-
-        find_call_count();
-        gt_open(&gt);
-        GR_CHECK_EQ(cuMemAllocPitch(&ptr, &pitch, 1000, (size_t)1 << 29, 4), CUDA_ERROR_OUT_OF_MEMORY);
-        for (unsigned k = 0; k < KNOWN; k++) {
-                size_t width = k % 2 ? 1000 : 1;
-                unsigned element = 4u << k / 2;
-
-                calls = call_count("cuMemAllocPitch_v2");
-                for (int i = 0; i < 3; i++) {
-                        GR_MUST(cuMemAllocPitch(&ptr, &told, width, 4096, element));
-                        pitch = i ? pitch : told;
-                        GR_CHECK_EQ(told, pitch);
-                        GR_CHECK_EQ(status().cached_bytes, 0); /* from the second one on it is the cached block */
-                        GR_MUST(cuMemFree(ptr));
-                        GR_MUST(cuCtxSynchronize());
-                        GR_CHECK(status().cached_bytes > 0);
-                }
-                GR_CHECK_EQ(call_count("cuMemAllocPitch_v2"), calls + 1);
-                reclaim(gt.device, "trim", 0);
-        }
-        /* No more of them than that are remembered; for the rest the driver is asked each time. */
-        for (int round = 0; round < 2; round++) {
-                calls = call_count("cuMemAllocPitch_v2");
-                for (size_t width = 1001; width <= 1000 + WIDTHS; width++) {
-                        GR_MUST(cuMemAllocPitch(&ptr, &pitch, width, 1, 4));
-                        GR_CHECK_EQ(pitch, (width + 511) / 512 * 512);
-                        GR_MUST(cuMemFree(ptr));
-                }
-                calls = call_count("cuMemAllocPitch_v2") - calls;
-                GR_CHECK_EQ(calls, round ? WIDTHS - (REMEMBERED - KNOWN) : WIDTHS);
-        }
-}
-
-/*
- * Of pinned memory that the cache serves the flags are those of the request, whatever the driver says of the slab that
- * it lies in. Of other memory they are the driver's.
- */
-static void test_flags(void)
-{
-        static const unsigned asked[] = {0, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_WRITECOMBINED,
-                                         CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_WRITECOMBINED};
-        const unsigned mapped = CU_MEMHOSTALLOC_DEVICEMAP, slab = CU_MEMHOSTALLOC_WRITECOMBINED;
-        static _Alignas(4096) char own[4096];
-        void (*tell)(unsigned) = NULL;
-        unsigned flags = 0;
-        CUdeviceptr ptr;
-        char *block;
-
-        *(void **)&tell = dlsym(RTLD_DEFAULT, "grSimHostFlags");
-        if (!tell)
-                gt_die("not the simulated device");
-        gt_open(&gt);
-        tell(slab);
-        for (int round = 0; round < 2; round++) /* new, and out of the cache */
-                for (unsigned i = 0; i < sizeof(asked) / sizeof(asked[0]); i++) {
-                        GR_MUST(cuMemHostAlloc((void **)&block, 64 * KIB, asked[i]));
-                        GR_MUST(cuMemHostGetFlags(&flags, block));
-                        GR_CHECK_EQ(flags, asked[i] | mapped);
-                        GR_MUST(cuMemHostGetFlags(&flags, block + 4096));
-                        GR_CHECK_EQ(flags, asked[i] | mapped);
-                        GR_MUST(cuMemFreeHost(block));
-                        flags = 4711;
-                        GR_CHECK_EQ(cuMemHostGetFlags(&flags, block), CUDA_ERROR_INVALID_VALUE);
-                        GR_CHECK_EQ(flags, 4711);
-                }
-        GR_MUST(cuMemAllocHost((void **)&block, 64 * KIB));
-        GR_MUST(cuMemHostGetFlags(&flags, block));
-        GR_CHECK_EQ(flags, slab | mapped);
-        GR_MUST(cuMemFreeHost(block));
-        ptr = allocate(64 * KIB);
-        GR_CHECK_EQ(cuMemHostGetFlags(&flags, (void *)(uintptr_t)ptr), CUDA_ERROR_INVALID_VALUE);
-        GR_MUST(cuMemFree(ptr));
-        GR_CHECK_EQ(cuMemHostGetFlags(&flags, own), CUDA_ERROR_INVALID_VALUE);
-}
-
 /* What this process exported and imports again is in its account already, under each name that descriptors have. */
 static void test_own_import(void)
 {
@@ -536,252 +326,6 @@ static void test_own_import(void)
                 GR_MUST(cuMemFree(ptr));
                 GR_CHECK_EQ(status().cached_bytes, 0); /* somebody may have it still */
         }
-}
-
-/*
- * GPURECLAIM_POOL=split GPURECLAIM_HARD_LIMIT=256MiB. What is free between blocks in use serves a request that fits into
- * no part of it, as its memory is mapped elsewhere.
- */
-static void test_moves(void)
-{
-        enum { COUNT = 80, KEPT = 4 };
-        CUdeviceptr blocks[COUNT], large;
-
-        gt_open(&gt);
-        for (int i = 0; i < COUNT; i++)
-                blocks[i] = allocate(3 * MIB);
-        for (int i = 0; i < COUNT; i++)
-                if (i % KEPT)
-                        GR_MUST(cuMemFree(blocks[i]));
-        large = allocate(100 * MIB);
-        GR_MUST(cuMemFree(large));
-        for (int i = 0; i < COUNT; i += KEPT)
-                GR_MUST(cuMemFree(blocks[i]));
-}
-
-/* GPURECLAIM_RELEASE_THRESHOLD=64MiB GPURECLAIM_DECAY=0, on a card so large that no epoch is closed for what is freed:
- * the frees that pass the threshold go the fast path, and nothing else happens that could wake the helper. */
-static void test_threshold(void)
-{
-        enum { CLASSES = 3 };
-        CUdeviceptr first[CLASSES], second[CLASSES];
-        unsigned long asked;
-
-        find_call_count();
-        gt_open(&gt);
-        for (int i = 0; i < CLASSES; i++) {
-                size_t bytes = (size_t)(16 + 2 * i) * MIB;
-
-                first[i] = allocate(bytes);
-                second[i] = allocate(bytes);
-                GR_MUST(cuMemFree(first[i]));
-                GR_MUST(cuMemFree(second[i]));
-                first[i] = allocate(bytes);  /* pays for the fence that makes both usable ... */
-                second[i] = allocate(bytes); /* ... so that this goes the fast path, and so does its free */
-        }
-        for (int i = 0; i < CLASSES; i++)
-                GR_MUST(cuMemFree(first[i]));
-        GR_CHECK_EQ(status().cached_bytes, 54 * MIB);
-        for (int i = 0; i < CLASSES; i++)
-                GR_MUST(cuMemFree(second[i]));
-        for (int i = 0; i < 200 && status().cached_bytes > 64 * MIB; i++)
-                gt_sleep_us(10000);
-        GR_CHECK(status().cached_bytes <= 64 * MIB);
-
-        /* What the GPU still uses goes back once it is done, though nothing is called any more. */
-        for (int i = 0; i < CLASSES; i++)
-                first[i] = allocate(64 * MIB);
-        GR_MUST(gt_spin(&gt, NULL, 500000));
-        asked = call_count("cuEventQuery");
-        for (int i = 0; i < CLASSES; i++)
-                GR_MUST(cuMemFree(first[i]));
-        GR_CHECK(status().cached_bytes > 64 * MIB);
-        for (int i = 0; i < 1000 && status().cached_bytes > 64 * MIB; i++)
-                gt_sleep_us(10000);
-        GR_CHECK(status().cached_bytes <= 64 * MIB);
-        GR_CHECK(call_count("cuEventQuery") - asked < 200); /* it is asked for ever more rarely */
-        /* The driver's own free would have waited for the GPU. */
-        GR_CHECK(call_count("cuMemFreeAsync") > 0);
-        GR_CHECK_EQ(call_count("cuMemFree_v2"), 0);
-}
-
-/* GPURECLAIM_SOFT_LIMIT=64MiB GPURECLAIM_DECAY=0: above it nothing is cached, and all of it may be in use. */
-static void test_soft_limit(void)
-{
-        CUdeviceptr blocks[3];
-
-        gt_open(&gt);
-        GR_CHECK_EQ(status().soft_limit_bytes, 64 * MIB);
-        for (int i = 0; i < 3; i++)
-                blocks[i] = allocate(48 * MIB);
-        for (int i = 0; i < 3; i++)
-                GR_MUST(cuMemFree(blocks[i]));
-        for (int i = 0; i < 1000 && status().reserved_bytes > 64 * MIB; i++)
-                gt_sleep_us(10000);
-        GR_CHECK(status().reserved_bytes <= 64 * MIB);
-}
-
-/*
- * GPURECLAIM_HARD_LIMIT=64MiB. Pinned memory is none of the card's: where what is cached there and what the driver's
- * pools keep is enough, it stays.
- */
-static void test_pinned_stays(void)
-{
-        cuuint64_t keep_all = UINT64_MAX;
-        unsigned long calls;
-        CUdeviceptr ptr;
-        CUmemoryPool pool;
-        void *pinned;
-
-        find_call_count();
-        gt_open(&gt);
-        GR_MUST(cuMemAllocHost(&pinned, 16 * MIB));
-        GR_MUST(cuMemFreeHost(pinned));
-        GR_MUST(cuDeviceGetDefaultMemPool(&pool, gt.device));
-        GR_MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all));
-        GR_MUST(cuMemAllocAsync(&ptr, 32 * MIB, NULL));
-        GR_MUST(cuMemFreeAsync(ptr, NULL));
-        GR_MUST(cuMemFree(allocate(16 * MIB)));
-        GR_MUST(cuCtxSynchronize());
-        calls = call_count("cuMemFreeHost");
-        ptr = allocate(56 * MIB);
-        GR_CHECK_EQ(call_count("cuMemFreeHost"), calls);
-        GR_MUST(cuMemFree(ptr));
-}
-
-/*
- * With a driver that tells no attributes, or knows no allocation where the library has one: the size of a block is the
- * one that was asked for, inside of it, too. Any other error is the program's to see.
- */
-static void test_range(CUresult expected)
-{
-        CUdeviceptr ptr, base = 0;
-        size_t size = 0;
-
-        gt_open(&gt);
-        ptr = allocate(3 * MIB + 512);
-        for (size_t at = 0; at <= MIB; at += MIB) {
-                GR_CHECK_EQ(cuMemGetAddressRange(&base, &size, ptr + at), expected);
-                GR_CHECK_EQ(base, expected == CUDA_SUCCESS ? ptr : 0);
-                GR_CHECK_EQ(size, expected == CUDA_SUCCESS ? 3 * MIB + 512 : 0);
-        }
-        GR_MUST(cuMemFree(ptr));
-}
-
-/* GPURECLAIM_HARD_LIMIT=64MiB GPURECLAIM_SPILL=64MiB */
-static void test_spill(void)
-{
-        CUdeviceptr own, spilled, count, more, base;
-        CUmemorytype type = 0;
-        uint32_t wrong = 1;
-        size_t size = 0;
-        CUstream stream;
-        CUgraph graph;
-
-        gt_open(&gt);
-        own = allocate(48 * MIB);
-        count = allocate(sizeof(wrong));
-        spilled = allocate(40 * MIB);
-        GR_CHECK_EQ(status().spilled_bytes, 40 * MIB);
-        GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, spilled));
-        GR_CHECK_EQ(type, CU_MEMORYTYPE_HOST);
-        GR_MUST(cuMemGetAddressRange(&base, &size, spilled));
-        GR_CHECK_EQ(base, spilled);
-        GR_CHECK_EQ(size, 40 * MIB);
-        GR_MUST(cuMemsetD8(count, 0, sizeof(wrong)));
-        GR_MUST(gt_fill(&gt, NULL, spilled, 42, 10 * MIB));
-        GR_MUST(gt_count_diff(&gt, NULL, spilled, 42, 10 * MIB, count));
-        GR_MUST(cuMemcpyDtoH(&wrong, count, sizeof(wrong)));
-        GR_CHECK_EQ(wrong, 0);
-        GR_CHECK_EQ(cuMemAlloc(&more, 40 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
-        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)); /* memory is spilled during a capture, too */
-        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-        more = allocate(20 * MIB);
-        GR_CHECK_EQ(status().spilled_bytes, 60 * MIB);
-        GR_MUST(cuStreamEndCapture(stream, &graph));
-        GR_MUST(cuGraphDestroy(graph));
-        GR_MUST(cuMemFree(more));
-        GR_MUST(cuMemFree(spilled));
-        for (int i = 0; i < 100 && status().spilled_bytes > 0; i++)
-                gt_sleep_us(10000);
-        GR_CHECK_EQ(status().spilled_bytes, 0);
-        GR_CHECK_EQ(cuMemFree(spilled), CUDA_ERROR_INVALID_VALUE);
-        GR_MUST(cuMemFree(own));
-        own = allocate(40 * MIB); /* there is room again */
-        GR_CHECK_EQ(status().spilled_bytes, 0);
-}
-
-static void *free_later(void *arg)
-{
-        gt_attach(&gt);
-        gt_sleep_us(300000);
-        GR_MUST(cuMemFree(*(CUdeviceptr *)arg));
-        return NULL;
-}
-
-/* GPURECLAIM_HARD_LIMIT=64MiB GPURECLAIM_WAIT=1s */
-static void test_wait(void)
-{
-        CUdeviceptr block, more;
-        pthread_t thread;
-        double begin_us, waited_us;
-
-        gt_open(&gt);
-        block = allocate(48 * MIB);
-        pthread_create(&thread, NULL, free_later, &block);
-        begin_us = gt_now_us();
-        more = allocate(40 * MIB);
-        waited_us = gt_now_us() - begin_us;
-        pthread_join(thread, NULL);
-        GR_CHECK(waited_us > 250000 && waited_us < 900000);
-
-        begin_us = gt_now_us(); /* all of the program's threads wait */
-        GR_CHECK_EQ(cuMemAlloc(&block, 40 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
-        waited_us = gt_now_us() - begin_us;
-        GR_CHECK(waited_us > 950000 && waited_us < 3000000);
-        GR_MUST(cuMemFree(more));
-}
-
-/* GPURECLAIM_HARD_LIMIT=64MiB; early: whether it is on. */
-static void test_early(bool proactive)
-{
-        CUcontext context;
-        CUstream stream;
-        CUevent event;
-
-        enlist_purge();
-        gt_open(&gt);
-        stream = gt_stream();
-        GR_MUST(cuCtxSynchronize());
-        GR_CHECK_EQ(purges, 0); /* plenty */
-        atomic_store(&held, allocate(48 * MIB));
-        GR_MUST(cuCtxSynchronize());
-        GR_CHECK_EQ(purges, proactive ? 1 : 0);
-        GR_CHECK_EQ(status().live_bytes, proactive ? 0 : 48 * MIB);
-        if (!proactive)
-                return;
-        atomic_store(&held, allocate(48 * MIB));
-        gt_sleep_us(100000);
-        GR_MUST(cuCtxPopCurrent(&context));
-        GR_CHECK_EQ(cuCtxSynchronize(), CUDA_ERROR_INVALID_CONTEXT); /* without a context there is none to look at */
-        GR_MUST(cuCtxPushCurrent(context));
-        GR_CHECK_EQ(purges, 1);
-        GR_MUST(cuStreamSynchronize(stream));
-        GR_CHECK_EQ(purges, 2);
-        atomic_store(&held, allocate(48 * MIB));
-        gt_sleep_us(100000);
-        GR_MUST(cuStreamSynchronize_ptsz(stream));
-        GR_CHECK_EQ(purges, 3);
-        GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
-        GR_MUST(cuEventRecord(event, stream));
-        atomic_store(&held, allocate(48 * MIB));
-        gt_sleep_us(100000);
-        GR_MUST(cuEventSynchronize(event));
-        GR_CHECK_EQ(purges, 4);
-        atomic_store(&held, allocate(48 * MIB));
-        gt_sleep_us(100000);
-        GR_MUST(cuCtxSynchronize_v2(context));
-        GR_CHECK_EQ(purges, 5);
 }
 
 static _Atomic bool hook_started, hook_ended, late_hook_ended;
@@ -850,6 +394,33 @@ static void test_exit(void)
 
 int main(int argc, char **argv)
 {
+        static const struct {
+                const char *name;
+                void (*run)(void);
+        } modes[] = {
+                {"hooks", test_hooks},
+                {"busy", test_busy},
+                {"endless", test_endless},
+                {"no-worker", test_no_worker},
+                {"failing", test_failing_hooks},
+                {"own-import", test_own_import},
+                {"exit", test_exit},
+                {"questions", test_questions},
+                {"widths", test_widths},
+                {"flags", test_flags},
+                {"range", test_range},
+                {"range-error", test_range_error},
+                {"decay", test_decay},
+                {"no-decay", test_no_decay},
+                {"moves", test_moves},
+                {"threshold", test_threshold},
+                {"soft-limit", test_soft_limit},
+                {"pinned-stays", test_pinned_stays},
+                {"spill", test_spill},
+                {"wait", test_wait},
+                {"proactive", test_proactive},
+                {"no-proactive", test_no_proactive},
+        };
         const char *mode = argc > 1 ? argv[1] : "";
 
         main_thread = pthread_self();
@@ -861,49 +432,10 @@ int main(int argc, char **argv)
                 fprintf(stderr, "the library is not there\n");
                 return 1;
         }
-        if (strcmp(mode, "hooks") == 0)
-                test_hooks();
-        else if (strcmp(mode, "busy") == 0)
-                test_busy(true);
-        else if (strcmp(mode, "endless") == 0)
-                test_busy(false);
-        else if (strcmp(mode, "no-worker") == 0)
-                test_no_worker();
-        else if (strcmp(mode, "decay") == 0)
-                test_decay();
-        else if (strcmp(mode, "no-decay") == 0)
-                test_no_decay();
-        else if (strcmp(mode, "questions") == 0)
-                test_questions();
-        else if (strcmp(mode, "widths") == 0)
-                test_widths();
-        else if (strcmp(mode, "flags") == 0)
-                test_flags();
-        else if (strcmp(mode, "failing") == 0)
-                test_failing_hooks();
-        else if (strcmp(mode, "own-import") == 0)
-                test_own_import();
-        else if (strcmp(mode, "moves") == 0)
-                test_moves();
-        else if (strcmp(mode, "threshold") == 0)
-                test_threshold();
-        else if (strcmp(mode, "soft-limit") == 0)
-                test_soft_limit();
-        else if (strcmp(mode, "pinned-stays") == 0)
-                test_pinned_stays();
-        else if (strcmp(mode, "range") == 0)
-                test_range(CUDA_SUCCESS);
-        else if (strcmp(mode, "range-error") == 0)
-                test_range(CUDA_ERROR_UNKNOWN);
-        else if (strcmp(mode, "spill") == 0)
-                test_spill();
-        else if (strcmp(mode, "exit") == 0)
-                test_exit();
-        else if (strcmp(mode, "wait") == 0)
-                test_wait();
-        else if (strcmp(mode, "proactive") == 0 || strcmp(mode, "no-proactive") == 0)
-                test_early(strcmp(mode, "proactive") == 0);
-        else
-                return 2;
-        return GR_CHECK_RESULT();
+        for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++)
+                if (strcmp(mode, modes[i].name) == 0) {
+                        modes[i].run();
+                        return GR_CHECK_RESULT();
+                }
+        return 2;
 }
