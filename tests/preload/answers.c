@@ -68,8 +68,8 @@ void test_questions(void)
 }
 
 /*
- * A width of rows is remembered once the driver has told its pitch, and not when it was refused; for elements of another
- * size the driver is asked anew.
+ * A width of rows is remembered once the driver has told its pitch, and not when it was refused; for elements of
+ * another size the driver is asked anew.
  */
 void test_widths(void)
 {

@@ -72,8 +72,8 @@ void test_no_decay(void)
 }
 
 /*
- * GPURECLAIM_POOL=split GPURECLAIM_HARD_LIMIT=256MiB. What is free between blocks in use serves a request that fits into
- * no part of it, as its memory is mapped elsewhere.
+ * GPURECLAIM_POOL=split GPURECLAIM_HARD_LIMIT=256MiB. What is free between blocks in use serves a request that fits
+ * into no part of it, as its memory is mapped elsewhere.
  */
 void test_moves(void)
 {

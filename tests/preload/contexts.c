@@ -8,7 +8,7 @@
  *   contexts devices     on two devices, with peer access switched on and off; skipped without two that have it
  *   contexts threads     threads that make, use and end contexts, and capture on streams, each for itself
  *   contexts untold      on two devices, of which the driver does not tell the second one's size at first
- *   contexts keys        where no key for data of a thread is left: a thread that captures finds none of its own at its end
+ *   contexts keys        where no key for data of a thread is left: a thread that captures has none at its end
  *   contexts limits      on two devices, with GPURECLAIM_HARD_LIMIT=0=64MiB,1=25% and 1 GiB each: what each may take
  */
 #include "contexts.h"

@@ -1,14 +1,14 @@
 /*
  * Contexts made behind the library, by a plug-in that calls the driver itself: whose memory is whose in them, what
- * becomes of it with them, and handles that come again as other contexts. Every line must be the same natively and under
- * the library.
+ * becomes of it with them, and handles that come again as other contexts. Every line must be the same natively and
+ * under the library.
  *
  *   contexts_behind PLUGIN           the lines; with two devices
  *   contexts_behind PLUGIN refused   under the library, on a driver that refuses what it asks first
  *   contexts_behind PLUGIN stream    a line of a stream whose context is the only one
  *   contexts_behind PLUGIN FUNCTION  a line of a context that is the second one and made current by it; two devices
- *   contexts_behind PLUGIN green     green contexts beside their primary one, while the driver does not tell once who owns
- *                                    its memory; under the library alone
+ *   contexts_behind PLUGIN green     green contexts beside their primary one, while the driver does not tell once who
+ *                                    owns their memory; under the library alone
  *   contexts_behind PLUGIN released  lines of a primary context, on a driver that does not tell at once what is left
  */
 #include <cuda.h>
@@ -134,7 +134,7 @@ static void work(const char *where, CUcontext context)
 
 static unsigned asked_again; /* how often the library may ask whose memory a context's is */
 
-/* A block that is in the cache already: whether it came from there, and nobody asked the driver for a piece of memory. */
+/* A block that is in the cache already: whether it came from there, and nobody asked the driver for memory. */
 static void from_the_cache(CUcontext context)
 {
         unsigned long before = calls_of("cuMemAlloc_v2") + asked_again;
@@ -474,8 +474,8 @@ static void capture(void)
 }
 
 /*
- * Whatever the library is refused at first, afterwards it serves the context from its cache and asks the driver nothing:
- * not even which context is current, as there is one only. And it holds nothing on to what it looked at.
+ * Whatever the library is refused at first, afterwards it serves the context from its cache and asks the driver
+ * nothing: not even which context is current, as there is one only. And it holds nothing on to what it looked at.
  */
 static void refused(void)
 {

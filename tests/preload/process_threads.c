@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Threads of the library that have begun and not ended, and those that ended in a mode in which they disturb captures. */
+/* Threads of the library that have begun and not ended, and those that ended in a mode that disturbs captures. */
 static _Atomic int library_threads, strict_threads;
 
 struct begun {
