@@ -3,16 +3,13 @@
  * held against the limit.
  *
  *   GPURECLAIM_HARD_LIMIT=1GiB GPURECLAIM_PINNED_LIMIT=256MiB LD_PRELOAD=... \
- *       limit_kinds --limit=1GiB --host-limit=256MiB
+ *       limit_kinds --limit=1GiB --pinned-limit=256MiB
  *
- * Without --host-limit the host's memory is left alone. --card says that the limit is the card itself: no shim limit is
- * set, and the driver has to do the refusing. One line per check; exit status 1 when one failed.
+ * Without --pinned-limit the host's memory is left alone. --card says that the limit is the card itself: the library has
+ * none, and the driver has to do the refusing. One line per check; exit status 1 when one failed.
  */
-#include "gputest.h"
+#include "memory_kinds.h"
 
-#include "gpureclaim.h"
-
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,283 +20,28 @@ enum { MOST = 4096, OTHERS = 2 * 4096, BYPASS_US = 300000 }; /* after a failure 
 /* What the driver takes beyond the memory itself, besides the context that was there before. */
 static const size_t slack_bytes = 64 * MIB;
 
-static struct gt gt;
 static size_t limit, pinned_limit;
 static bool card;
-static CUstream stream;
-static CUmemoryPool explicit_pool;
-static CUmemoryPool newer_pools[3]; /* of CUDA 13: the device's default one of managed memory, one of managed memory
-                                       that has no place, and the host's default one */
-
-/* One way to get memory. Handles are whatever its free wants. */
-struct family {
-        const char *name;
-        CUresult (*get)(size_t bytes, uint64_t *ret_handle);
-        CUresult (*put)(size_t bytes, uint64_t handle);
-        bool on_demand; /* the card gives it only where it is touched */
-        bool host;
-};
-
-static CUresult get_device(size_t bytes, uint64_t *ret)
-{
-        CUdeviceptr p = 0;
-        CUresult result = cuMemAlloc(&p, bytes);
-
-        *ret = p;
-        return result;
-}
-
-static CUresult put_device(size_t bytes, uint64_t handle)
-{
-        (void)bytes;
-        return cuMemFree(handle);
-}
-
-/* Of many widths, as the library asks the driver for the pitch of each once; all of them have this one. */
-static CUresult get_pitched(size_t bytes, uint64_t *ret)
-{
-        static _Atomic unsigned calls;
-        CUdeviceptr p = 0;
-        size_t pitch;
-        CUresult result = cuMemAllocPitch(&p, &pitch, 4096 - calls++ % 512, bytes / 4096, 4);
-
-        *ret = p;
-        return result;
-}
-
-static CUresult get_async(size_t bytes, uint64_t *ret)
-{
-        CUdeviceptr p = 0;
-        CUresult result = cuMemAllocAsync(&p, bytes, stream);
-
-        *ret = p;
-        return result;
-}
-
-static CUresult put_async(size_t bytes, uint64_t handle)
-{
-        (void)bytes;
-        return cuMemFreeAsync(handle, stream);
-}
-
-static CUresult get_from_pool(size_t bytes, uint64_t *ret)
-{
-        CUdeviceptr p = 0;
-        CUresult result = cuMemAllocFromPoolAsync(&p, bytes, explicit_pool, stream);
-
-        *ret = p;
-        return result;
-}
-
-static CUresult get_from(CUmemoryPool pool, size_t bytes, uint64_t *ret)
-{
-        CUdeviceptr p = 0;
-        CUresult result = cuMemAllocFromPoolAsync(&p, bytes, pool, stream);
-
-        *ret = p;
-        return result;
-}
-
-static CUresult get_managed_pool(size_t bytes, uint64_t *ret)
-{
-        return get_from(newer_pools[0], bytes, ret);
-}
-
-static CUresult get_placeless_pool(size_t bytes, uint64_t *ret)
-{
-        return get_from(newer_pools[1], bytes, ret);
-}
-
-static CUresult get_host_pool(size_t bytes, uint64_t *ret)
-{
-        return get_from(newer_pools[2], bytes, ret);
-}
-
-static CUresult get_created(size_t bytes, uint64_t *ret)
-{
-        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}};
-        CUmemGenericAllocationHandle handle = 0;
-        CUresult result = cuMemCreate(&handle, bytes, &prop, 0);
-
-        *ret = handle;
-        return result;
-}
-
-static CUresult put_created(size_t bytes, uint64_t handle)
-{
-        (void)bytes;
-        return cuMemRelease(handle);
-}
-
-/* Mapped, and the handle released at once, as caching allocators do: the mapping alone keeps it alive. */
-static CUresult get_mapped(size_t bytes, uint64_t *ret)
-{
-        CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device},
-                                  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-        uint64_t handle;
-        CUdeviceptr p = 0;
-        CUresult result = get_created(bytes, &handle);
-
-        if (result != CUDA_SUCCESS)
-                return result;
-        GR_MUST(cuMemAddressReserve(&p, bytes, 0, 0, 0));
-        GR_MUST(cuMemMap(p, bytes, 0, handle, 0));
-        GR_MUST(cuMemRelease(handle));
-        GR_MUST(cuMemSetAccess(p, bytes, &access, 1));
-        *ret = p;
-        return CUDA_SUCCESS;
-}
-
-static CUresult put_mapped(size_t bytes, uint64_t handle)
-{
-        CUresult result = cuMemUnmap(handle, bytes);
-
-        return result == CUDA_SUCCESS ? cuMemAddressFree(handle, bytes) : result;
-}
-
-static CUresult get_managed(size_t bytes, uint64_t *ret)
-{
-        CUdeviceptr p = 0;
-        CUresult result = cuMemAllocManaged(&p, bytes, CU_MEM_ATTACH_GLOBAL);
-
-        *ret = p;
-        return result;
-}
-
-static CUresult get_array(size_t bytes, uint64_t *ret)
-{
-        CUDA_ARRAY_DESCRIPTOR shape = {
-                .Width = 1024, .Height = bytes / 4096, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
-        CUarray array = NULL;
-        CUresult result = cuArrayCreate(&array, &shape);
-
-        *ret = (uint64_t)(uintptr_t)array;
-        return result;
-}
-
-static CUresult put_array(size_t bytes, uint64_t handle)
-{
-        (void)bytes;
-        return cuArrayDestroy((CUarray)(uintptr_t)handle);
-}
-
-static CUresult get_array3d(size_t bytes, uint64_t *ret)
-{
-        CUDA_ARRAY3D_DESCRIPTOR shape = {
-                .Width = 256, .Height = 256, .Depth = bytes / 262144, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
-        CUarray array = NULL;
-        CUresult result = cuArray3DCreate(&array, &shape);
-
-        *ret = (uint64_t)(uintptr_t)array;
-        return result;
-}
-
-/* Three quarters of it in the first level, the rest below. */
-static CUresult get_mipmapped(size_t bytes, uint64_t *ret)
-{
-        CUDA_ARRAY3D_DESCRIPTOR shape = {
-                .Width = 4096, .Height = bytes / 16384 / 4 * 3, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
-        CUmipmappedArray array = NULL;
-        CUresult result = cuMipmappedArrayCreate(&array, &shape, 8);
-
-        *ret = (uint64_t)(uintptr_t)array;
-        return result;
-}
-
-static CUresult put_mipmapped(size_t bytes, uint64_t handle)
-{
-        (void)bytes;
-        return cuMipmappedArrayDestroy((CUmipmappedArray)(uintptr_t)handle);
-}
-
-static CUresult get_host(size_t bytes, uint64_t *ret)
-{
-        void *p = NULL;
-        CUresult result = cuMemAllocHost(&p, bytes);
-
-        *ret = (uint64_t)(uintptr_t)p;
-        return result;
-}
-
-static CUresult get_host_flags(size_t bytes, uint64_t *ret)
-{
-        void *p = NULL;
-        CUresult result = cuMemHostAlloc(&p, bytes, CU_MEMHOSTALLOC_PORTABLE);
-
-        *ret = (uint64_t)(uintptr_t)p;
-        return result;
-}
-
-static CUresult put_host(size_t bytes, uint64_t handle)
-{
-        (void)bytes;
-        return cuMemFreeHost((void *)(uintptr_t)handle);
-}
-
-static CUresult get_registered(size_t bytes, uint64_t *ret)
-{
-        void *p = aligned_alloc(4096, bytes);
-        CUresult result = p ? cuMemHostRegister(p, bytes, 0) : CUDA_ERROR_UNKNOWN;
-
-        if (result != CUDA_SUCCESS)
-                free(p);
-        *ret = (uint64_t)(uintptr_t)p;
-        return result;
-}
-
-static CUresult put_registered(size_t bytes, uint64_t handle)
-{
-        CUresult result = cuMemHostUnregister((void *)(uintptr_t)handle);
-
-        (void)bytes;
-        free((void *)(uintptr_t)handle);
-        return result;
-}
-
-static const struct family families[] = {
-        {"cuMemAlloc", get_device, put_device, false, false},
-        {"cuMemAllocPitch", get_pitched, put_device, false, false},
-        {"cuMemAllocAsync, freed in order", get_async, put_async, false, false},
-        {"cuMemAllocAsync, freed by cuMemFree", get_async, put_device, false, false},
-        {"cuMemAllocFromPoolAsync", get_from_pool, put_async, false, false},
-        {"cuMemAllocFromPoolAsync, freed by cuMemFree", get_from_pool, put_device, false, false},
-        {"cuMemCreate", get_created, put_created, false, false},
-        {"cuMemCreate, mapped and released", get_mapped, put_mapped, false, false},
-        {"cuMemAllocManaged", get_managed, put_device, true, false},
-        {"cuArrayCreate", get_array, put_array, false, false},
-        {"cuArray3DCreate", get_array3d, put_array, false, false},
-        {"cuMipmappedArrayCreate", get_mipmapped, put_mipmapped, false, false},
-        {"cuMemAllocHost", get_host, put_host, false, true},
-        {"cuMemHostAlloc", get_host_flags, put_host, false, true},
-        {"cuMemHostRegister", get_registered, put_registered, false, true},
-        {"managed memory of a default pool", get_managed_pool, put_async, true, false},
-        {"managed memory of a pool without a place", get_placeless_pool, put_async, true, false},
-        {"host memory of a default pool", get_host_pool, put_async, false, true},
-};
-enum { FAMILIES_NEWER = 3, FAMILIES = sizeof families / sizeof families[0] };
-static int family_count = FAMILIES; /* that the driver has */
-
 static uint64_t held[MOST];
 static size_t count;
 
 /* False when it was refused; ends the program when it was for another reason than memory. */
-static bool add(const struct family *family, size_t bytes)
+static bool add(const struct memory_kind *kind, size_t bytes)
 {
-        CUresult result = family->get(bytes, &held[count]);
+        CUresult result = kind->get(bytes, &held[count]);
 
         if (result == CUDA_ERROR_OUT_OF_MEMORY)
                 return false;
-        gr_check_must(result, family->name, __FILE__, __LINE__);
+        gr_check_must(result, kind->name, __FILE__, __LINE__);
         if (++count == MOST)
-                gt_die("%s: no end of memory: is the limit in force?", family->name);
+                gt_die("%s: no end of memory: is the limit in force?", kind->name);
         return true;
 }
 
-static void drop_all(const struct family *family, size_t bytes)
+static void drop_all(const struct memory_kind *kind, size_t bytes)
 {
         while (count)
-                gr_check_must(family->put(bytes, held[--count]), family->name, __FILE__, __LINE__);
+                gr_check_must(kind->put(bytes, held[--count]), kind->name, __FILE__, __LINE__);
         GR_MUST(cuCtxSynchronize());
 }
 
@@ -315,45 +57,8 @@ static void check_footprint(const char *name)
                          gt_footprint_source(&gt));
 }
 
-static size_t available(void)
-{
-        size_t bytes, total;
-
-        GR_MUST(cuMemGetInfo(&bytes, &total));
-        return bytes;
-}
-
-/* What the card says this process holds, and what the library accounts; in bytes, and not of two moments. */
-struct figures {
-        double on_card, accounted;
-};
-
 static struct figures origin; /* before anything was allocated */
 static bool origin_known;
-
-/* False where one of the two cannot be had. */
-static bool look(struct figures *ret)
-{
-        struct gpureclaim_status status = {.struct_bytes = sizeof status};
-        void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
-        gpureclaim_status_function *get;
-        size_t bytes;
-
-        memcpy(&get, &found, sizeof get);
-        GR_MUST(cuCtxSynchronize());
-        available(); /* pools are looked at anew */
-        if (!get || get(gt.device, &status) != 0 || !gt_footprint(&gt, &bytes))
-                return false;
-        *ret = (struct figures){(double)bytes - (double)status.cached_bytes,
-                                (double)status.reserved_bytes - (double)status.cached_bytes};
-        return true;
-}
-
-/* Whether nobody else's memory is in the card's figure. */
-static bool own_figure(void)
-{
-        return gt.simulated || strstr(gt_footprint_source(&gt), "this process");
-}
 
 /*
  * What was taken since the start. The two were equal to the byte on an H200 (driver 580, 21 Nov 2026), context aside,
@@ -379,185 +84,31 @@ static void compare_gain(const char *name, bool on_demand)
 }
 
 /* Until it is refused; then nothing else gets anything either, and after the frees all is there again. */
-static void fill(const struct family *family)
+static void fill(const struct memory_kind *kind)
 {
-        size_t most = family->host ? pinned_limit : limit, step = most / 32 / GT_PAGE * GT_PAGE, got, before;
+        size_t most = kind->host ? pinned_limit : limit, step = most / 32 / GT_PAGE * GT_PAGE, got, before;
         uint64_t extra;
 
         before = available();
-        while (add(family, step))
+        while (add(kind, step))
                 ;
-        if (!family->host)
-                compare_gain(family->name, family->on_demand);
+        if (!kind->host)
+                compare_gain(kind->name, kind->on_demand);
         got = count * step;
         /* A mipmapped array cannot be cut to a size, and a pool grows in steps of its own. */
-        gt_check(got <= most && got + most / 8 + 32 * MIB >= most, family->name,
+        gt_check(got <= most && got + most / 8 + 32 * MIB >= most, kind->name,
                  "refused after %.1f MiB in %zu pieces, limit %.1f MiB", gt_mib(got), count, gt_mib(most));
-        if (!family->host) {
-                gt_check(available() + got <= most + slack_bytes, family->name, "%.1f MiB free then",
+        if (!kind->host) {
+                gt_check(available() + got <= most + slack_bytes, kind->name, "%.1f MiB free then",
                          gt_mib(available()));
-                check_footprint(family->name);
-                gt_check(get_device(most / 4, &extra) == CUDA_ERROR_OUT_OF_MEMORY, family->name,
+                check_footprint(kind->name);
+                gt_check(get_device(most / 4, &extra) == CUDA_ERROR_OUT_OF_MEMORY, kind->name,
                          "nor does cuMemAlloc get more");
         }
-        drop_all(family, step);
-        if (!family->host)
-                gt_check(available() + slack_bytes >= before, family->name,
-                         "%.1f MiB free after the frees, %.1f before", gt_mib(available()), gt_mib(before));
-}
-
-/* What an array takes is computed; shapes that fill no tile, block or page. What it takes on the card is not more. */
-static void odd_arrays(void)
-{
-        static const CUDA_ARRAY3D_DESCRIPTOR shapes[] = {
-                {.Width = 8192, .Height = 1032, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
-                {.Width = 1000, .Height = 5001, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
-                {.Width = 8200, .Height = 129, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
-                {.Width = 1 << 17, .Height = 9, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
-                {.Width = 300, .Height = 130, .Depth = 65, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
-        };
-        /*
-         * Larger than the driver makes any, and beyond the limit, all of which is in use: the error is the driver's, as
-         * nothing is charged for them. The last two are for the simulated device only: of a height or depth of more
-         * than 32 bits an H100 looks at the lower 32, and makes the array.
-         */
-        static const CUDA_ARRAY3D_DESCRIPTOR refused[] = {
-                {.Width = 1 << 20, .Height = 1 << 20, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
-                {.Width = 1ull << 33, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
-                {.Width = 1 << 30, .Height = 1 << 30, .Depth = 1 << 30, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
-                {.Width = 1 << 17, .Height = 1 << 13, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 5},
-                {.Width = 1, .Height = 1ull << 33, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
-                {.Width = 1, .Height = 1, .Depth = 1ull << 33, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
-        };
-        enum { EACH_SHAPE = 8, SIMULATED_ONLY = 2 };
-        size_t rows = sizeof refused / sizeof *refused - (gt.simulated ? 0 : SIMULATED_ONLY);
-        CUdeviceptr rest;
-        CUarray none;
-
-        GR_MUST(cuMemAlloc(&rest, available() / GT_PAGE * GT_PAGE));
-        for (size_t i = 0; i < rows; i++) {
-                CUresult result = cuArray3DCreate(&none, &refused[i]);
-
-                gt_check(result == CUDA_ERROR_INVALID_VALUE, "an array larger than the driver makes",
-                         "no. %zu: error %d", i, (int)result);
-        }
-        GR_MUST(cuMemFree(rest));
-        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-                CUarray arrays[EACH_SHAPE];
-                struct figures before, now;
-                bool told = look(&before);
-                int got = 0;
-
-                while (got < EACH_SHAPE && cuArray3DCreate(&arrays[got], &shapes[i]) == CUDA_SUCCESS)
-                        got++;
-                if (told && look(&now) && own_figure())
-                        gt_check(now.accounted - before.accounted >= now.on_card - before.on_card,
-                                 "arrays of odd shapes",
-                                 "%d of %zu x %zu x %zu, %u channels: %+.1f MiB on the card, %+.1f accounted", got,
-                                 shapes[i].Width, shapes[i].Height, shapes[i].Depth, shapes[i].NumChannels,
-                                 (now.on_card - before.on_card) / MIB, (now.accounted - before.accounted) / MIB);
-                while (got)
-                        GR_MUST(cuArrayDestroy(arrays[--got]));
-        }
-}
-
-/* Of each what is accounted: rows of whole tiles and slices of whole blocks, of each level, in whole pages. */
-static void even_arrays(void)
-{
-        enum { PLAIN = -1 }; /* no mipmapped array */
-        static const struct {
-                CUDA_ARRAY3D_DESCRIPTOR shape;
-                int levels;
-                unsigned mib;
-        } arrays[] = {
-                {{.Width = 1 << 17, .Height = 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 32},
-                {{.Width = 1 << 17, .Height = 1, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 2},
-                {{.Width = 1 << 17, .Height = 0, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 2},
-                {{.Width = 1 << 17, .Height = 2, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 16},
-                {{.Width = 1 << 17, .Height = 64, .Format = CU_AD_FORMAT_UNSIGNED_INT8, .NumChannels = 1}, PLAIN, 8},
-                {{.Width = 1 << 17, .Height = 64, .Format = CU_AD_FORMAT_SIGNED_INT8, .NumChannels = 1}, PLAIN, 8},
-                {{.Width = 1 << 17, .Height = 64, .Format = CU_AD_FORMAT_UNSIGNED_INT16, .NumChannels = 1}, PLAIN, 16},
-                {{.Width = 1 << 17, .Height = 64, .Format = CU_AD_FORMAT_SIGNED_INT16, .NumChannels = 1}, PLAIN, 16},
-                {{.Width = 1 << 17, .Height = 64, .Format = CU_AD_FORMAT_HALF, .NumChannels = 2}, PLAIN, 32},
-                {{.Width = 1 << 14,
-                  .Height = 16,
-                  .Depth = 6,
-                  .Format = CU_AD_FORMAT_FLOAT,
-                  .NumChannels = 4,
-                  .Flags = CUDA_ARRAY3D_LAYERED},
-                 PLAIN,
-                 24},
-                {{.Width = 512,
-                  .Height = 512,
-                  .Depth = 6,
-                  .Format = CU_AD_FORMAT_FLOAT,
-                  .NumChannels = 4,
-                  .Flags = CUDA_ARRAY3D_CUBEMAP},
-                 PLAIN,
-                 24},
-                {{.Width = 512, .Height = 512, .Depth = 6, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 32},
-                /* The layers of a lower level are as many, the slices half of them. */
-                {{.Width = 4096,
-                  .Height = 128,
-                  .Depth = 8,
-                  .Format = CU_AD_FORMAT_FLOAT,
-                  .NumChannels = 1,
-                  .Flags = CUDA_ARRAY3D_LAYERED},
-                 2,
-                 20},
-                {{.Width = 1024, .Height = 256, .Depth = 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1}, 2, 18},
-                {{.Width = 4096, .Height = 256, .Depth = 1, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1}, 2, 6},
-                {{.Width = 4096, .Height = 128, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1}, 0, 2},
-                {{.Width = 4096, .Height = 128, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1}, 9, 4},
-        };
-
-        for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-                const CUDA_ARRAY3D_DESCRIPTOR *shape = &arrays[i].shape;
-                struct figures before, now;
-                CUmipmappedArray levels;
-                CUarray array;
-                bool told = look(&before);
-
-                if (arrays[i].levels == PLAIN)
-                        GR_MUST(cuArray3DCreate(&array, shape));
-                else
-                        GR_MUST(cuMipmappedArrayCreate(&levels, shape, (unsigned)arrays[i].levels));
-                if (told && look(&now) && own_figure())
-                        gt_check(now.accounted - before.accounted == (double)arrays[i].mib * MIB &&
-                                         (!gt.simulated || now.on_card - before.on_card <= (double)arrays[i].mib * MIB),
-                                 "an array that fills its tiles",
-                                 "no. %zu, %d levels: %+.1f MiB accounted of %u, %+.1f on the card", i,
-                                 arrays[i].levels, (now.accounted - before.accounted) / MIB, arrays[i].mib,
-                                 (now.on_card - before.on_card) / MIB);
-                if (arrays[i].levels == PLAIN)
-                        GR_MUST(cuArrayDestroy(array));
-                else
-                        GR_MUST(cuMipmappedArrayDestroy(levels));
-        }
-}
-
-/* Small pieces of managed memory count in steps of 64 KiB, others in whole pages, so all of these as 2 MiB. */
-static void managed_sizes(void)
-{
-        static const struct {
-                size_t bytes;
-                int count;
-        } pieces[] = {{1, 32}, {64 * KIB, 32}, {64 * KIB + 1, 16}, {MIB, 2}, {MIB + 1, 1}, {2 * MIB, 1}};
-
-        for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
-                uint64_t managed[32];
-                struct figures before, now;
-                bool told = look(&before);
-
-                for (int k = 0; k < pieces[i].count; k++)
-                        GR_MUST(get_managed(pieces[i].bytes, &managed[k]));
-                if (told && look(&now))
-                        gt_check(now.accounted - before.accounted == 2. * MIB, "managed memory of a size",
-                                 "%d of %zu bytes: %+.3f MiB accounted", pieces[i].count, pieces[i].bytes,
-                                 (now.accounted - before.accounted) / MIB);
-                for (int k = 0; k < pieces[i].count; k++)
-                        GR_MUST(cuMemFree(managed[k]));
-        }
+        drop_all(kind, step);
+        if (!kind->host)
+                gt_check(available() + slack_bytes >= before, kind->name, "%.1f MiB free after the frees, %.1f before",
+                         gt_mib(available()), gt_mib(before));
 }
 
 /* What the driver refuses as it is asked gets the driver's error, also where it would pass the limit. */
@@ -582,8 +133,8 @@ static void wrong_at_the_limit(void)
         GR_MUST(cuCtxSetCurrent(gt.ctx));
 }
 
-/* What our cache and the driver's pools hold for nobody makes room for any other family. */
-static void make_room(const struct family *first, const struct family *second)
+/* What our cache and the driver's pools hold for nobody makes room for any other kind. */
+static void make_room(const struct memory_kind *first, const struct memory_kind *second)
 {
         size_t bytes = limit / 8 / GT_PAGE * GT_PAGE, got = 0;
         char name[128];
@@ -653,7 +204,7 @@ static void scattered(void)
 }
 
 /* Two mappings side by side, a large and a small one, of the second of which there is a handle again. */
-static void neighbours(size_t before)
+static void side_by_side(size_t before)
 {
         size_t small = limit / 8 / GT_PAGE * GT_PAGE, large = 4 * small, counted;
         CUmemGenericAllocationHandle again;
@@ -692,7 +243,7 @@ static void references(void)
         gt_check(least + slack_bytes >= bytes, "unmapped, a handle retained", "%.1f MiB counted", gt_mib(least));
         GR_MUST(cuMemRelease(again));
         gt_check(available() + slack_bytes >= before, "all released", "%.1f MiB free", gt_mib(available()));
-        neighbours(before);
+        side_by_side(before);
 }
 
 /*
@@ -737,13 +288,13 @@ static void destroyed_pool(void)
         gt_check(available() + slack_bytes >= before, "and freed", "%.1f MiB free", gt_mib(available()));
 }
 
-/* How much of the family another context gets; held then. */
-static size_t fill_in(const struct family *family, CUcontext ctx, size_t step)
+/* How much of the kind another context gets; held then. */
+static size_t fill_in(const struct memory_kind *kind, CUcontext ctx, size_t step)
 {
         CUcontext popped;
 
         GR_MUST(cuCtxPushCurrent(ctx));
-        while (add(family, step))
+        while (add(kind, step))
                 ;
         GR_MUST(cuCtxPopCurrent(&popped));
         return count * step;
@@ -755,7 +306,7 @@ static size_t fill_in(const struct family *family, CUcontext ctx, size_t step)
  */
 static void elsewhere(const char *where, CUcontext ctx, CUstream its_stream)
 {
-        static const struct family ways[] = {
+        static const struct memory_kind ways[] = {
                 {"cuMemAlloc", get_device, put_device, false, false},
                 {"cuMemAllocAsync", get_async, put_async, false, false},
                 {"cuMemCreate", get_created, put_created, false, false},
@@ -852,17 +403,17 @@ static void several_contexts(void)
 
 enum { THREADS = 4, STEPS = 400, EACH = 16 };
 
-/* Takes and frees through all families at once, some of it more than fits. */
-static void *crowd_main(void *arg)
+/* Takes and frees through all memory_kinds at once, some of it more than fits. */
+static void *use_all_kinds(void *arg)
 {
         uint64_t seed = 17 + (uint64_t)(uintptr_t)arg, handles[EACH] = {0};
-        const struct family *from[EACH] = {0};
+        const struct memory_kind *from[EACH] = {0};
         size_t sizes[EACH];
 
         gt_attach(&gt);
         for (int step = 0; step < STEPS + EACH; step++) {
                 size_t i = step < STEPS ? gt_random(&seed) % EACH : (size_t)(step - STEPS);
-                const struct family *family = &families[gt_random(&seed) % (uint64_t)family_count];
+                const struct memory_kind *kind = &memory_kinds[gt_random(&seed) % (uint64_t)kind_count];
                 CUresult result;
 
                 if (from[i]) {
@@ -870,25 +421,25 @@ static void *crowd_main(void *arg)
                         from[i] = NULL;
                         continue;
                 }
-                if (step >= STEPS || family->host || (card && family->on_demand))
+                if (step >= STEPS || kind->host || (card && kind->on_demand))
                         continue;
                 sizes[i] = (1 + gt_random(&seed) % 16) * (limit / 256 / GT_PAGE * GT_PAGE);
-                result = family->get(sizes[i], &handles[i]);
+                result = kind->get(sizes[i], &handles[i]);
                 if (result == CUDA_SUCCESS)
-                        from[i] = family;
+                        from[i] = kind;
                 else if (result != CUDA_ERROR_OUT_OF_MEMORY)
-                        gr_check_must(result, family->name, __FILE__, __LINE__);
+                        gr_check_must(result, kind->name, __FILE__, __LINE__);
         }
         return NULL;
 }
 
-static void crowd(void)
+static void several_threads(void)
 {
         size_t before = available();
         pthread_t threads[THREADS];
 
         for (int i = 0; i < THREADS; i++)
-                if (pthread_create(&threads[i], NULL, crowd_main, (void *)(uintptr_t)i))
+                if (pthread_create(&threads[i], NULL, use_all_kinds, (void *)(uintptr_t)i))
                         gt_die("limit_kinds: no thread");
         for (int i = 0; i < 50; i++) {
                 size_t bytes;
@@ -905,8 +456,10 @@ static void crowd(void)
                  gt_mib(available()), gt_mib(before));
 }
 
-/* What a pool of host memory keeps makes room for larger pieces, and for all else that is page-locked; and the other
- * way round. */
+/*
+ * What a pool of host memory keeps makes room for larger pieces, and for all else that is page-locked; and the other
+ * way round.
+ */
 static void kept_by_host_pool(void)
 {
         size_t bytes = pinned_limit / 8 / GT_PAGE * GT_PAGE;
@@ -932,20 +485,6 @@ static void kept_by_host_pool(void)
                 if (got)
                         GR_MUST(put_host(bytes, p));
         }
-}
-
-static bool find_newer_pools(void)
-{
-        static const CUmemAllocationType managed = (CUmemAllocationType)2; /* of CUDA 13 */
-        typedef CUresult CUDAAPI get_pool(CUmemoryPool *, CUmemLocation *, CUmemAllocationType);
-        get_pool *get = (get_pool *)gt_lookup("cuMemGetDefaultMemPool");
-        CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device};
-        CUmemLocation host = {.type = CU_MEM_LOCATION_TYPE_HOST};
-        CUmemPoolProps placeless = {.allocType = managed};
-
-        return get && get(&newer_pools[0], &here, managed) == CUDA_SUCCESS &&
-               cuMemPoolCreate(&newer_pools[1], &placeless) == CUDA_SUCCESS &&
-               get(&newer_pools[2], &host, CU_MEM_ALLOCATION_TYPE_PINNED) == CUDA_SUCCESS;
 }
 
 /* Pinned memory is counted in pages of 4 KiB: exactly as much as the limit fits, and not a page more. */
@@ -976,8 +515,8 @@ int main(int argc, char **argv)
                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
         cuuint64_t keep_all = UINT64_MAX;
 
-        GT_OPTIONS(argc, argv, "--limit=SIZE [--host-limit=SIZE] [--card]", GT_OPTION("limit", limit),
-                   GT_OPTION("host-limit", pinned_limit), GT_OPTION("card", card));
+        GT_OPTIONS(argc, argv, "--limit=SIZE [--pinned-limit=SIZE] [--card]", GT_OPTION("limit", limit),
+                   GT_OPTION("pinned-limit", pinned_limit), GT_OPTION("card", card));
         if (!limit)
                 gt_die("limit_kinds needs --limit=SIZE");
         gt_open(&gt);
@@ -988,21 +527,21 @@ int main(int argc, char **argv)
         GR_MUST(cuMemPoolSetAttribute(explicit_pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all));
         if (!find_newer_pools()) {
                 printf("-      pools of managed and of host memory: this driver has none\n");
-                family_count -= FAMILIES_NEWER;
+                kind_count -= MEMORY_KINDS_NEWER;
         }
         origin_known = look(&origin);
         if (pinned_limit)
                 pinned_to_the_page();
-        for (int i = 0; i < family_count; i++)
-                if (families[i].host ? pinned_limit != 0 : !(card && families[i].on_demand))
-                        fill(&families[i]);
-        if (pinned_limit && family_count == FAMILIES)
+        for (int i = 0; i < kind_count; i++)
+                if (memory_kinds[i].host ? pinned_limit != 0 : !(card && memory_kinds[i].on_demand))
+                        fill(&memory_kinds[i]);
+        if (pinned_limit && kind_count == MEMORY_KINDS)
                 kept_by_host_pool();
         gt_sleep_us(BYPASS_US);
-        for (int i = 0; i < family_count; i++)
-                for (int k = 0; k < family_count; k++)
-                        if (i != k && !families[i].host && !families[k].host)
-                                make_room(&families[i], &families[k]);
+        for (int i = 0; i < kind_count; i++)
+                for (int k = 0; k < kind_count; k++)
+                        if (i != k && !memory_kinds[i].host && !memory_kinds[k].host)
+                                make_room(&memory_kinds[i], &memory_kinds[k]);
         if (!card)
                 odd_arrays();
         even_arrays();
@@ -1011,7 +550,7 @@ int main(int argc, char **argv)
         make_room_while_busy();
         scattered();
         references();
-        crowd();
+        several_threads();
         green_contexts();
         several_contexts();
         destroyed_pool();
