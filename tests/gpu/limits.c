@@ -2,11 +2,17 @@
  * The hard limit as a program meets it. Run under the shim with GPURECLAIM_HARD_LIMIT set to the --limit given here:
  *
  *   GPURECLAIM_HARD_LIMIT=1GiB LD_PRELOAD=... limits --limit=1GiB
+ *   GPURECLAIM_HARD_LIMIT=2GiB GPURECLAIM_LIMIT_INCLUDES=process LD_PRELOAD=... limits --limit=2GiB --process
  *
- * One line per check; exit status 1 when one failed.
+ * --process: the limit is that of the whole process, contexts and code counted; what the card gave stays below it, and
+ * reaches it. Skipped where neither NVML nor the simulated device tells what the process holds. One line per check; exit
+ * status 1 when one failed.
  */
 #include "gputest.h"
 
+#include "gpureclaim.h"
+
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -274,14 +280,60 @@ static void beside_a_capture(void)
         GR_MUST(cuStreamDestroy(blocking));
 }
 
+/* Blocks until one is refused, of a limit that contexts and code count against. */
+static void whole_process(void)
+{
+        /* NVML counts in steps of its own, and the figure is up to 100 ms old. */
+        static const size_t process_slack_bytes = 16 * MIB, step_bytes = 16 * MIB;
+        struct gpureclaim_status status = {.struct_bytes = sizeof status};
+        void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
+        gpureclaim_status_function *get;
+        size_t bytes, free_bytes, total_bytes;
+        double begin;
+
+        if (!found)
+                gt_die("limits --process needs the library");
+        memcpy(&get, &found, sizeof get);
+        GR_MUST(cuMemAlloc(&blocks[count++], step_bytes));
+        begin = gt_now_us();
+        if (get(gt.device, &status) != 0 || status.driver_bytes == UINT64_MAX || !gt_footprint(&gt, &bytes)) {
+                printf("skipped: nobody tells what this process holds\n");
+                exit(GT_SKIPPED);
+        }
+        printf("# gpureclaim_status: %.1f us\n", gt_now_us() - begin);
+        gt_check(bytes <= status.driver_bytes + step_bytes + process_slack_bytes &&
+                         status.driver_bytes + step_bytes <= bytes + process_slack_bytes,
+                 "what the driver took", "%.1f MiB of %.1f MiB held (%s)", gt_mib(status.driver_bytes), gt_mib(bytes),
+                 gt_footprint_source(&gt));
+        GR_MUST(cuMemGetInfo(&free_bytes, &total_bytes));
+        gt_check(total_bytes == limit && free_bytes + bytes <= limit + process_slack_bytes, "cuMemGetInfo",
+                 "%.1f MiB free of %.1f MiB", gt_mib(free_bytes), gt_mib(total_bytes));
+        while (count < MOST_BLOCKS && cuMemAlloc(&blocks[count], step_bytes) == CUDA_SUCCESS)
+                count++;
+        if (!gt_footprint(&gt, &bytes))
+                bytes = 0;
+        gt_check(bytes <= limit + process_slack_bytes && bytes + step_bytes + process_slack_bytes >= limit,
+                 "refused at the limit", "%.1f MiB held, %.1f MiB of it allocated, limit %.1f MiB (%s)", gt_mib(bytes),
+                 gt_mib(count * step_bytes), gt_mib(limit), gt_footprint_source(&gt));
+        while (count)
+                GR_MUST(cuMemFree(blocks[--count]));
+}
+
 int main(int argc, char **argv)
 {
         const char *pool = getenv("GPURECLAIM_POOL");
-        GT_OPTIONS(argc, argv, "--limit=SIZE", GT_OPTION("limit", limit));
+        bool process = false;
+
+        GT_OPTIONS(argc, argv, "--limit=SIZE [--process]", GT_OPTION("limit", limit), GT_OPTION("process", process));
         if (!limit)
                 gt_die("limits needs --limit=SIZE");
         packed = pool && strcmp(pool, "bins") != 0;
         gt_open(&gt);
+        if (process) {
+                whole_process();
+                gt_close(&gt);
+                return GR_CHECK_RESULT();
+        }
         stream = gt_stream();
         totals();
         exact();
