@@ -77,18 +77,6 @@ static void answer_from_other(void *data, size_t bytes, int *ret_fd)
                 gt_die("imports: no answer from the other process");
 }
 
-static uint32_t wrong_words(CUdeviceptr p, size_t bytes, uint32_t value)
-{
-        const size_t at[] = {0, bytes / 8 * 4, bytes - 4};
-        uint32_t wrong = 0, word;
-
-        for (int i = 0; i < 3; i++) {
-                GR_MUST(cuMemcpyDtoH(&word, p + at[i], 4));
-                wrong += word != value;
-        }
-        return wrong;
-}
-
 static void fill(CUdeviceptr p, uint32_t value)
 {
         GR_MUST(cuMemsetD32(p, value, BYTES / 4));
@@ -155,7 +143,7 @@ static int export_for_others(void)
                         return EXIT_FAILURE;
                 verdict.cached_bytes = -(int64_t)status().cached_bytes;
                 if (p)
-                        verdict.wrong = wrong_words(p, BYTES, WORDS_HERE);
+                        verdict.wrong = gt_wrong_words(p, BYTES, WORDS_HERE);
                 if (p && order.kind == LEGACY)
                         GR_MUST(cuMemFree(p));
                 else if (p)
@@ -280,7 +268,7 @@ static void legacy(void)
                 printf("%s: closed once %d\n", name, (int)cuIpcCloseMemHandle(again));
                 imported("closed once", told ? BYTES : 0);
         }
-        printf("%s: %u words wrong here\n", name, wrong_words(p, BYTES, WORDS_THERE));
+        printf("%s: %u words wrong here\n", name, gt_wrong_words(p, BYTES, WORDS_THERE));
         fill(p, WORDS_HERE);
         printf("%s: closed inside %d", name, (int)cuIpcCloseMemHandle(p + 4096));
         printf(", closed %d", (int)cuIpcCloseMemHandle(p));
@@ -335,7 +323,7 @@ static void mapped(void)
                gt_mib(status().live_bytes) - gt_mib(live));
         answers(name, p);
         printf("%s: cuMemFree %d\n", name, (int)cuMemFree(p));
-        printf("%s: %u words wrong here\n", name, wrong_words(p, BYTES, WORDS_THERE));
+        printf("%s: %u words wrong here\n", name, gt_wrong_words(p, BYTES, WORDS_THERE));
         fill(p, WORDS_HERE);
         GR_MUST(cuMemRelease(memory));
         imported("released, still mapped", BYTES);
@@ -429,7 +417,7 @@ static void own_again(void)
                 FIGURE(status().live_bytes == live + BYTES, name, "%.1f MiB charged",
                        gt_mib(status().live_bytes) - gt_mib(live));
                 fill(p, 77);
-                printf("%s: %u words wrong through the other mapping\n", name, wrong_words(q, BYTES, 77));
+                printf("%s: %u words wrong through the other mapping\n", name, gt_wrong_words(q, BYTES, 77));
                 /* The handle it was created with goes first: what came in by import holds it. */
                 unmap(p);
                 GR_MUST(cuMemRelease(memory));
@@ -520,7 +508,7 @@ static void external(void)
         printf("%s: a buffer of it %d\n", name, (int)result);
         if (result == CUDA_SUCCESS) {
                 answers(name, p);
-                printf("%s: %u words wrong here\n", name, wrong_words(p, BYTES, WORDS_THERE));
+                printf("%s: %u words wrong here\n", name, gt_wrong_words(p, BYTES, WORDS_THERE));
                 fill(p, WORDS_HERE);
                 result = get(&q, memory, &half);
                 printf("%s: half of it %d\n", name, (int)result);

@@ -10,7 +10,6 @@
 #include "gputest.h"
 
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,19 +21,6 @@ enum { WORDS = 1 << 18, BYTES = 4 * WORDS, OLD = 0x0a0a0a0a, NEW = 0x05050505, S
 
 static struct gt gt;
 static CUstream stream;
-static int failed;
-
-__attribute__((format(printf, 3, 4))) static void check(bool good, const char *name, const char *format, ...)
-{
-        va_list args;
-
-        printf("%-6s %s: ", good ? "ok" : "FAILED", name);
-        va_start(args, format);
-        vprintf(format, args);
-        va_end(args);
-        putchar('\n');
-        failed += !good;
-}
 
 static void set(uint32_t *p, uint32_t value)
 {
@@ -94,7 +80,7 @@ static void late_read(const char *name, unsigned flags, void (*copy)(CUdeviceptr
         set(q, NEW);
         GR_MUST(cuStreamSynchronize(stream));
         GR_MUST(cuMemcpyDtoH(seen, to, BYTES));
-        check(wrong(seen, OLD) == 0, name, "%zu of %d words changed", wrong(seen, OLD), WORDS);
+        gt_check(wrong(seen, OLD) == 0, name, "%zu of %d words changed", wrong(seen, OLD), WORDS);
         GR_MUST(cuMemFreeHost(q));
         GR_MUST(cuMemFree(to));
         free(seen);
@@ -110,7 +96,7 @@ static void late_write(unsigned flags)
         q = get(BYTES, flags);
         set(q, NEW);
         GR_MUST(cuStreamSynchronize(stream));
-        check(wrong(q, NEW) == 0, "late write by a kernel", "%zu of %d words changed", wrong(q, NEW), WORDS);
+        gt_check(wrong(q, NEW) == 0, "late write by a kernel", "%zu of %d words changed", wrong(q, NEW), WORDS);
         GR_MUST(cuMemFreeHost(q));
 }
 
@@ -144,7 +130,7 @@ static void late_read_elsewhere(CUdevice device, const char *name, bool cached)
         GR_MUST(cuStreamSynchronize(other));
         GR_MUST(cuMemcpyDtoH(seen, to, BYTES));
         if (cached)
-                check(wrong(seen, OLD) == 0, name, "%zu of %d words changed", wrong(seen, OLD), WORDS);
+                gt_check(wrong(seen, OLD) == 0, name, "%zu of %d words changed", wrong(seen, OLD), WORDS);
         else /* that the driver's own free waits for this is not known */
                 printf("-      %s: %zu of %d words changed\n", name, wrong(seen, OLD), WORDS);
         GR_MUST(cuMemFree(to));
@@ -166,7 +152,7 @@ static void captured(void)
         GR_MUST(cuMemFreeHost(p));
         q = get(BYTES, 0);
         GR_MUST(gt_spin(&gt, stream, 10));
-        check(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS, "free and allocation in a capture", "it goes on");
+        gt_check(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS, "free and allocation in a capture", "it goes on");
         GR_MUST(cuGraphDestroy(graph));
         GR_MUST(cuMemFreeHost(q));
 }
@@ -193,7 +179,8 @@ static void reuse(void)
                 GR_MUST(cuMemFreeHost(p));
         }
         /* Write-combined memory that the device knows by another address is never kept. */
-        check(again >= KINDS - 1 && mixed == 0, "reuse", "%u of %d kinds came back, %u mixed up", again, KINDS, mixed);
+        gt_check(again >= KINDS - 1 && mixed == 0, "reuse", "%u of %d kinds came back, %u mixed up", again, KINDS,
+                 mixed);
 }
 
 static void safety(bool expect_reuse)
@@ -461,5 +448,5 @@ int main(int argc, char **argv)
         else
                 safety(!strcmp(mode, "--expect-reuse"));
         gt_close(&gt);
-        return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+        return GR_CHECK_RESULT();
 }

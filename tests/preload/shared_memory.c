@@ -4,6 +4,8 @@
  *
  *   shared_memory [child|parent]     which of the two is to run without what is preloaded
  */
+#include "gputest.h"
+
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -16,8 +18,6 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include "check.h"
 
 #define KEPT "SHARE_PRELOAD" /* what the parent does without and the child is given */
 extern char **environ;
@@ -46,19 +46,6 @@ static void open_device(void)
         GR_MUST(cuCtxSetCurrent(context));
 }
 
-/* How many of the first, middle and last word are not value. */
-static uint32_t wrong_words(CUdeviceptr ptr, size_t bytes, uint32_t value)
-{
-        const size_t at[] = {0, bytes / 8 * 4, bytes - 4};
-        uint32_t wrong = 0, word;
-
-        for (int i = 0; i < 3; i++) {
-                GR_MUST(cuMemcpyDtoH(&word, ptr + at[i], 4));
-                wrong += word != value;
-        }
-        return wrong;
-}
-
 static int child(int from, int to)
 {
         struct order order;
@@ -72,7 +59,7 @@ static int child(int from, int to)
                 GR_MUST(cuMemAlloc(&own, order.bytes));
                 answer.result = cuIpcOpenMemHandle(&ptr, order.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
                 if (answer.result == CUDA_SUCCESS) {
-                        answer.wrong = wrong_words(ptr, order.bytes, order.now);
+                        answer.wrong = gt_wrong_words(ptr, order.bytes, order.now);
                         GR_MUST(cuMemsetD32(own, 77, order.bytes / 4));
                         GR_MUST(cuMemsetD32(ptr, order.then, order.bytes / 4));
                         GR_MUST(cuCtxSynchronize());
@@ -129,7 +116,7 @@ static void rounds(int to, int from)
                 }
                 printf("%zu MiB: opened %u, %u words wrong there, closed %u, %u words wrong here\n", order.bytes / MIB,
                        answer.result, answer.wrong, answer.close_result,
-                       wrong_words(ptr, order.bytes, answer.result ? order.now : order.then));
+                       gt_wrong_words(ptr, order.bytes, answer.result ? order.now : order.then));
                 /* Blocks of that size come and go meanwhile. */
                 for (int k = 0; k < 10; k++) {
                         GR_MUST(cuMemAlloc(&other, order.bytes));
@@ -137,7 +124,7 @@ static void rounds(int to, int from)
                         GR_MUST(cuMemFree(other));
                 }
                 printf("beside others: %u words wrong\n",
-                       wrong_words(ptr, order.bytes, answer.result ? order.now : order.then));
+                       gt_wrong_words(ptr, order.bytes, answer.result ? order.now : order.then));
                 give_back("exported memory", ptr, order.bytes);
         }
         GR_MUST(cuMemAlloc(&ptr, 4 * MIB));

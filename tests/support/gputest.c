@@ -199,6 +199,18 @@ CUresult gt_await(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t 
         return launch(gt->await, 1, 1, stream, args);
 }
 
+uint32_t gt_wrong_words(CUdeviceptr p, size_t bytes, uint32_t value)
+{
+        const size_t at[] = {0, bytes / 8 * 4, bytes - 4};
+        uint32_t wrong = 0, word;
+
+        for (int i = 0; i < 3; i++) {
+                GR_MUST(cuMemcpyDtoH(&word, p + at[i], 4));
+                wrong += word != value;
+        }
+        return wrong;
+}
+
 bool gt_green_open(CUdevice device, struct gt_green *ret)
 {
         __typeof__(&cuDeviceGetDevResource) resource = GT_OPTIONAL(cuDeviceGetDevResource);

@@ -2,8 +2,9 @@
  * Harness of the programs that use the CUDA driver directly.
  *
  * Everything here is for test programs: what cannot go on prints one line on stderr and ends the program, gt_die with
- * status 1; a missing device ends it with status 77 (skipped). Sizes are in bytes unless a name says words (of 4 bytes), times
- * in microseconds unless a name says otherwise. Functions may be called from any thread that has the context current.
+ * status 1; a missing device ends it with status 77 (skipped). Sizes are in bytes unless a name says words (of 4
+ * bytes), times in microseconds unless a name says otherwise. Functions may be called from any thread that has the
+ * context current.
  */
 #ifndef GR_TEST_GPUTEST_H
 #define GR_TEST_GPUTEST_H
@@ -24,9 +25,9 @@ struct gt {
         CUcontext ctx; /* the device's primary context, current in the thread that called gt_open */
         CUmodule module;
         CUfunction fill, spin, late_fill, copy, count_diff, await;
-        bool simulated;       /* the driver is the stand-in of tools/sim */
-        size_t context_bytes; /* what the process held on the card once the context and kernels were there; 0 = unknown
-                               */
+        bool simulated; /* the driver is the stand-in of tools/sim */
+        /* What the process held on the card once the context and kernels were there; 0 where it is not known. */
+        size_t context_bytes;
 };
 
 /* Whether the driver is the stand-in; may be asked before gt_open. */
@@ -61,6 +62,8 @@ CUresult gt_late_fill(const struct gt *gt, CUstream stream, CUdeviceptr p, uint3
 CUresult gt_copy(const struct gt *gt, CUstream stream, CUdeviceptr dst, CUdeviceptr src, uint64_t words);
 CUresult gt_count_diff(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t value, uint64_t words,
                        CUdeviceptr count);
+/* How many of the first, middle and last word of so many bytes are not value. */
+uint32_t gt_wrong_words(CUdeviceptr p, size_t bytes, uint32_t value);
 /* Until the word at p is at least value, whoever writes it; no longer than us. */
 CUresult gt_await(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t value, uint64_t us);
 /* Blocks of a launch: few, so that a waiting kernel leaves most of the card to those that should overtake it. */
@@ -114,18 +117,16 @@ struct gt_option {
         enum gt_option_type type;
         void *variable;
 };
-#define GT_OPTION(name, variable)                                                                                               \
-        {                                                                                                                       \
-                name,                                                                                                         \
-         _Generic((variable), bool                                                                                     \
-                  : GT_FLAG, size_t                                                                                    \
-                  : GT_SIZE, int                                                                                       \
-                  : GT_INT, unsigned                                                                                   \
-                  : GT_UNSIGNED, double                                                                                \
-                  : GT_DOUBLE, const char *                                                                            \
-                  : GT_TEXT),                                                                                          \
-         &(variable) \
+/* The formatter would break the lines of _Generic anywhere. */
+/* clang-format off */
+#define GT_OPTION(name, variable)                                                                                      \
+        {                                                                                                              \
+                name,                                                                                                  \
+                _Generic((variable), bool: GT_FLAG, size_t: GT_SIZE, int: GT_INT, unsigned: GT_UNSIGNED,               \
+                         double: GT_DOUBLE, const char *: GT_TEXT),                                                    \
+                &(variable)                                                                                            \
         }
+/* clang-format on */
 #define GT_OPTIONS(argc, argv, usage, ...)                                                                             \
         gt_options(argc, argv, usage, (const struct gt_option[]){__VA_ARGS__, {NULL, GT_FLAG, NULL}})
 int gt_options(int argc, char **argv, const char *usage, const struct gt_option *options);
