@@ -9,8 +9,8 @@
  * Each way has two processes of its own, as the shim remembers that memory was shared. No kernel waits for longer than
  * some seconds, so that nothing hangs. Exit status 1 when a way stood still.
  */
-#include "gputest.h"
 #include "peer_process.h"
+#include "stand_still.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,13 +18,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { COUNT = 8, SPIN_US = 20000, PATIENCE_US = 3000000, LONGEST_US = 5000000 };
-#define BYTES      (64 * MIB)
-#define LAST_BYTES (MIB / 2) /* little enough that no fence is laid for it before it is needed */
+enum { SPIN_US = 20000, LONGEST_US = 5000000 };
 
 static char other_mode[] = "as-other";
-
-static struct gt gt;
 
 /* What both processes know of. */
 struct shared {
@@ -228,39 +224,6 @@ static int answer(int other)
         }
         gt_close(&gt);
         return EXIT_SUCCESS;
-}
-
-static CUdeviceptr blocks[COUNT];
-
-static void allocate(void)
-{
-        for (int i = 0; i < COUNT; i++)
-                GR_MUST(cuMemAlloc(&blocks[i], i < COUNT - 1 ? BYTES : LAST_BYTES));
-}
-
-static void release(void)
-{
-        for (int i = 0; i < COUNT; i++)
-                GR_MUST(cuMemFree(blocks[i]));
-}
-
-static void fill(CUstream stream)
-{
-        for (int i = 0; i < COUNT; i++)
-                GR_MUST(gt_fill(&gt, stream, blocks[i], 1, 64));
-}
-
-/* Whether the stream's work ended before patience did. */
-static bool ends(CUstream stream)
-{
-        double end = gt_now_us() + PATIENCE_US;
-        CUresult result;
-
-        while ((result = cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY && gt_now_us() < end)
-                gt_sleep_us(500);
-        if (result != CUDA_ERROR_NOT_READY)
-                GR_MUST(result);
-        return result == CUDA_SUCCESS;
 }
 
 static bool goes_round(const struct shared *shared)

@@ -11,7 +11,7 @@
  *
  * A stream that stands still is let go after some seconds, so that nothing hangs.
  */
-#include "gputest.h"
+#include "stand_still.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,12 +19,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COUNT = 8, SPIN_US = 20000, PATIENCE_US = 3000000 };
-#define BYTES      (64 * MIB)
-#define LAST_BYTES (MIB / 2) /* little enough that no fence is laid for it before it is needed */
+enum { SPIN_US = 20000 };
 
-static struct gt gt;
-static CUdeviceptr blocks[COUNT], word;
+static CUdeviceptr word;
 static _Atomic uint32_t *flag; /* where word is in the host's addresses */
 static CUgraphExec graph;
 
@@ -140,37 +137,6 @@ static CUresult by_newer_node(CUstream stream)
                 return CUDA_ERROR_NOT_SUPPORTED;
         GR_MUST(cuGraphCreate(&made, 0));
         return launched(made, add(&one, made, NULL, NULL, 0, &node), stream);
-}
-
-static void fill(CUstream stream)
-{
-        for (int i = 0; i < COUNT; i++)
-                GR_MUST(gt_fill(&gt, stream, blocks[i], 1, 64));
-}
-
-static void allocate(void)
-{
-        for (int i = 0; i < COUNT; i++)
-                GR_MUST(cuMemAlloc(&blocks[i], i < COUNT - 1 ? BYTES : LAST_BYTES));
-}
-
-static void release(void)
-{
-        for (int i = 0; i < COUNT; i++)
-                GR_MUST(cuMemFree(blocks[i]));
-}
-
-/* Whether the stream's work ended before patience did. */
-static bool ends(CUstream stream)
-{
-        double end = gt_now_us() + PATIENCE_US;
-        CUresult result;
-
-        while ((result = cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY && gt_now_us() < end)
-                gt_sleep_us(500);
-        if (result != CUDA_ERROR_NOT_READY)
-                GR_MUST(result);
-        return result == CUDA_SUCCESS;
 }
 
 /* Another thread that holds its own stream, and lives until it is let go. */
