@@ -1,4 +1,5 @@
-"""What a process holds on the card, asked of NVML: under the shim cuMemGetInfo answers with the program's share."""
+"""What a process holds on the card, asked of NVML: under the shim cuMemGetInfo answers with the program's share. And what
+the programs of this folder begin with."""
 
 import contextlib
 import ctypes
@@ -87,3 +88,14 @@ class Card:
 def skip(why):
     print("skipped:", why)
     raise SystemExit(77)
+
+
+def find_torch():
+    """PyTorch, where it is there and sees a CUDA device; else the program is skipped."""
+    try:
+        import torch
+    except ImportError:
+        skip("no PyTorch")
+    if not torch.cuda.is_available():
+        skip("PyTorch sees no CUDA device")
+    return torch

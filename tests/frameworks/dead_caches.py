@@ -20,19 +20,14 @@ os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "cuda_async"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
-from card import Card, skip
+from card import Card, find_torch
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--card-gib", type=float)
 args = parser.parse_args()
 
 card = Card()
-try:
-    import torch
-except ImportError:
-    skip("no PyTorch")
-if not torch.cuda.is_available():
-    skip("PyTorch sees no CUDA device")
+torch = find_torch()
 try:
     import gpureclaim
 

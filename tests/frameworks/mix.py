@@ -10,20 +10,15 @@ import argparse
 import random
 import time
 
-from card import Card, skip
+from card import Card, find_torch
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--jobs", type=int, default=1500)
 args = parser.parse_args()
 
 card = Card()
-try:
-    import torch
-    from torch.nn import functional
-except ImportError:
-    skip("no PyTorch")
-if not torch.cuda.is_available():
-    skip("PyTorch sees no CUDA device")
+torch = find_torch()
+functional = torch.nn.functional
 
 torch.manual_seed(2)
 random.seed(2)

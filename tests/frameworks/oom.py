@@ -7,19 +7,14 @@ Run with GPURECLAIM_HARD_LIMIT set to as many MiB as --limit-mib says. Exit stat
 import argparse
 import time
 
-from card import Card, skip
+from card import Card, find_torch
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--limit-mib", type=int, required=True)
 args = parser.parse_args()
 
 card = Card()
-try:
-    import torch
-except ImportError:
-    skip("no PyTorch")
-if not torch.cuda.is_available():
-    skip("PyTorch sees no CUDA device")
+torch = find_torch()
 
 MIB = 2**20
 SLACK_MIB = 128

@@ -11,18 +11,13 @@ import json
 import sys
 import time
 
-from card import skip
+from card import find_torch, skip
 
 MIB, PAIRS, REPETITIONS = 1 << 20, 2000, 7
 
 
 def torch_pairs():
-    try:
-        import torch
-    except ImportError:
-        skip("no PyTorch")
-    if not torch.cuda.is_available():
-        skip("PyTorch sees no CUDA device")
+    torch = find_torch()
 
     def run(pairs):
         for _ in range(pairs):

@@ -10,20 +10,15 @@ import argparse
 import random
 import time
 
-from card import Card, skip
+from card import Card, find_torch
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--groups", type=int, default=6, help="how many groups of requests arrive")
 args = parser.parse_args()
 
 card = Card()
-try:
-    import torch
-    from torch.nn import functional
-except ImportError:
-    skip("no PyTorch")
-if not torch.cuda.is_available():
-    skip("PyTorch sees no CUDA device")
+torch = find_torch()
+functional = torch.nn.functional
 
 LAYERS, WIDTH, HEADS, WORDS, TOGETHER = 8, 1024, 16, 32000, 3
 torch.manual_seed(1)

@@ -14,16 +14,11 @@ import time
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-from card import skip
+from card import find_torch
 
 import gpureclaim
 
-try:
-    import torch
-except ImportError:
-    skip("no PyTorch")
-if not torch.cuda.is_available():
-    skip("PyTorch sees no CUDA device")
+torch = find_torch()
 if not gpureclaim.available():
     raise SystemExit("the library is not preloaded")
 

@@ -12,7 +12,7 @@ import random
 import sys
 import time
 
-from card import Card, skip
+from card import Card, find_torch
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=100)
@@ -25,12 +25,7 @@ if args.deterministic:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 card = Card()
-try:
-    import torch
-except ImportError:
-    skip("no PyTorch")
-if not torch.cuda.is_available():
-    skip("PyTorch sees no CUDA device")
+torch = find_torch()
 
 torch.manual_seed(1234)
 random.seed(1234)
