@@ -1,6 +1,6 @@
 /*
  * Allocation beside and inside stream capture: one "name: code value" line per question, to be compared between a
- * native run and one under the shim, as with behaviour.c. Lines that begin with "~" may differ: where the driver
+ * native run and one under the shim, as with transparency.c. Lines that begin with "~" may differ: where the driver
  * refuses an allocation and loses the capture, a pool can serve it.
  * Ends with status 1 when memory has wrong contents.
  */

@@ -526,8 +526,7 @@ static void capture_memory(size_t bytes, int count, CUgraph *ret_graph)
         GR_MUST(cuStreamEndCapture(stream, ret_graph));
 }
 
-/* Graphs that are made and gone leave nothing in the heap, nor do those that are refused. A real driver keeps its own.
- */
+/* Graphs that are made and gone leave nothing in the heap, nor do refused ones. A real driver keeps its own. */
 static void keeps_nothing(void)
 {
         enum { ROUNDS = 100, LEAST_BYTES = 64 };
@@ -638,7 +637,8 @@ int main(int argc, char **argv)
         after_another();
         keeps_nothing();
 
-        /* One after the other in the same memory, so it fits, and what our cache and the first graph hold makes room.
+        /*
+         * One after the other in the same memory, so it fits, and what our cache and the first graph hold makes room.
          */
         GR_MUST(cuGraphExecDestroy(half));
         GR_MUST(cuDeviceGraphMemTrim(gt.device));

@@ -5,8 +5,8 @@
  *   GPURECLAIM_HARD_LIMIT=1GiB GPURECLAIM_PINNED_LIMIT=256MiB LD_PRELOAD=... \
  *       limit_kinds --limit=1GiB --pinned-limit=256MiB
  *
- * Without --pinned-limit the host's memory is left alone. --card says that the limit is the card itself: the library has
- * none, and the driver has to do the refusing. One line per check; exit status 1 when one failed.
+ * Without --pinned-limit the host's memory is left alone. --card says that the limit is the card itself: the library
+ * has none, and the driver has to do the refusing. One line per check; exit status 1 when one failed.
  */
 #include "memory_kinds.h"
 

@@ -4,9 +4,9 @@
  *   GPURECLAIM_HARD_LIMIT=1GiB LD_PRELOAD=... limits --limit=1GiB
  *   GPURECLAIM_HARD_LIMIT=2GiB GPURECLAIM_LIMIT_INCLUDES=process LD_PRELOAD=... limits --limit=2GiB --process
  *
- * --process: the limit is that of the whole process, contexts and code counted; what the card gave stays below it, and
- * reaches it. Skipped where neither NVML nor the simulated device tells what the process holds. One line per check; exit
- * status 1 when one failed.
+ * --process: the limit is that of the whole process, contexts and code counted; what the card gave stays below it,
+ * and reaches it. Skipped where neither NVML nor the simulated device tells what the process holds. One line per check;
+ * exit status 1 when one failed.
  */
 #include "gputest.h"
 

@@ -348,7 +348,8 @@ static int share_all(void)
         if (shared->card_known)
                 printf("# peak_mib %zu\n# card_peak_mib %zu\n# context_mib %zu\n# contexts_mib %zu\n", peak / MIB,
                        card_peak / MIB, context_bytes / MIB, contexts_bytes / MIB);
-        /* What the driver keeps for itself in each once memory has gone back to it through a stream: 46 MiB on an H200.
+        /*
+         * What the driver keeps for itself in each once memory has gone back to it through a stream: 46 MiB on an H200.
          */
         passed = shared->card_known && options.budget &&
                  peak > options.budget + contexts_bytes + options.at_once * 64 * MIB;

@@ -103,7 +103,8 @@ static void step(uint64_t *seed)
         gt_sleep_us(PAUSE_US);
 }
 
-/* Whether the footprint fell to the target before the slow stream was done, or (with AFTERWARDS) within a second of it.
+/*
+ * Whether the footprint fell to the target before the slow stream was done, or (with AFTERWARDS) within a second of it.
  */
 static bool comes_back(const char *name, size_t target, bool afterwards)
 {

@@ -1,5 +1,4 @@
-/* With lazy_runtime.c for a runtime: a block is on the device that was chosen for it, natively and under the library.
- */
+/* With old_runtime.c for a runtime: a block is on the device that was chosen for it, natively and under the library. */
 #include <cuda.h>
 #include <stdio.h>
 

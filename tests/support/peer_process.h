@@ -1,4 +1,5 @@
-/* Another process of the same program, and messages to it, with descriptors. A failure ends the program with status 1.
+/*
+ * Another process of the same program, and messages to it, with descriptors. A failure ends the program with status 1.
  */
 #ifndef GR_TEST_PEER_PROCESS_H
 #define GR_TEST_PEER_PROCESS_H

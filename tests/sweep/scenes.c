@@ -137,7 +137,8 @@ void sweep_finish(void)
         size_t free_bytes;
 
         TRY(cuCtxSynchronize());
-        /* What could not be asked for is told as it was before, and what goes back just now as neither free nor cached.
+        /*
+         * What could not be asked for is told as it was before, and what goes back just now as neither free nor cached.
          */
         for (int i = 0; i < 10; i++) {
                 TRY(cuMemGetInfo(&free_bytes, &sweep_report->total_bytes));
