@@ -1,0 +1,420 @@
+/* What members of the region ask of each other: memory, in which order and with how much patience, and orders. */
+#include <errno.h>
+#include <malloc.h>
+
+#include "region_scripted.h"
+
+static void publish_cached(struct gr_region *region, uint64_t cached, uint64_t active_ns)
+{
+        uint64_t figures[GR_SHARED_FIGURES] = {[GR_FIGURE_cached] = cached};
+
+        gr_region_publish(region, figures, false);
+        region->map->slots[region->slot].active_ns = active_ns;
+}
+
+static _Atomic uint32_t *asked[2];
+static uint32_t asked_before;
+
+static void both_are_asked(void)
+{
+        GR_CHECK_EQ(*asked[0] + *asked[1], asked_before + 2);
+}
+
+static struct gr_region *liar;
+static uint64_t lie_bytes;
+
+static void lie(void)
+{
+        struct gr_request request;
+
+        GR_CHECK(gr_region_take(liar, &request));
+        gr_region_answer(liar, &request, lie_bytes);
+}
+
+static void test_ask(void)
+{
+        struct gr_region *one = join_as(1, "ask"), *two = join_as(2, "ask"), *three = join_as(3, "ask");
+        struct gr_request request;
+        uint64_t begin;
+        uint32_t seen;
+        size_t heap;
+
+        /* Who answers: the one with more cached, and only that one is woken. */
+        now_ns += UINT64_C(5000000000);
+        publish_cached(two, GIB, 0);
+        publish_cached(three, 3 * GIB, 0);
+        server = three;
+        server_gives = 8 * GIB;
+        GR_CHECK_EQ(gr_region_ask(one, 2 * GIB, 100000000, false), 2 * GIB);
+        GR_CHECK(!gr_region_take(two, &request));
+
+        /* Of equals the one that has been quiet for longer. */
+        for (int i = 0; i < 2; i++) {
+                struct gr_region *quiet = i ? two : three, *busy = i ? three : two;
+
+                publish_cached(quiet, GIB, 100);
+                publish_cached(busy, GIB, 200);
+                server = quiet;
+                GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
+                GR_CHECK(!gr_region_take(busy, &request));
+        }
+        publish_cached(two, GIB, 0);
+        publish_cached(three, 3 * GIB, 0);
+
+        /* Its share makes it the later one; and the busy come after the idle. */
+        three->map->slots[three->slot].share = 4;
+        server = two;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
+        GR_CHECK(!gr_region_take(three, &request));
+        three->map->slots[three->slot].share = 1;
+        for (int i = 0; i < 2; i++) {
+                struct gr_region *idle = i ? two : three, *busy = i ? three : two;
+
+                publish_cached(idle, GIB, 0);
+                publish_cached(busy, 3 * GIB, now_ns);
+                server = idle;
+                GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
+                GR_CHECK(!gr_region_take(busy, &request));
+        }
+        three->map->slots[three->slot].share = 4;
+
+        /* Whoever asks again and again leaves out those who say that they have nothing, and costs no time. */
+        publish_cached(two, 0, 0);
+        publish_cached(three, 0, 0);
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), 0);
+        GR_CHECK_EQ(now_ns - begin, 0);
+        GR_CHECK(!gr_region_take(two, &request) && !gr_region_take(three, &request));
+        publish_cached(three, GIB, 0);
+        server = three;
+        server_gives = GIB;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), GIB);
+        GR_CHECK(!gr_region_take(two, &request));
+
+        /* Nothing is asked for nothing, or in no time; a byte, or a nanosecond, is something. */
+        GR_CHECK_EQ(gr_region_ask(one, 0, 100000000, false), 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 0, false), 0);
+        GR_CHECK(!gr_region_take(two, &request) && !gr_region_take(three, &request));
+        publish_cached(three, GIB, 0);
+        server_gives = GIB;
+        heap = mallinfo2().uordblks;
+        GR_CHECK_EQ(gr_region_ask(one, 1, 100000000, true), 1);
+        GR_CHECK_EQ(mallinfo2().uordblks, heap);
+        GR_CHECK_EQ(gr_region_ask(one, GIB / 2, 1, true), GIB / 2);
+
+        /* Who has cached memory comes first, busy as it may be; of a busy one the clock may be wrong. */
+        for (int i = 0; i < 2; i++) {
+                struct gr_region *first = i ? two : three, *last = i ? three : two;
+
+                publish_cached(first, GIB, now_ns);
+                publish_cached(last, 0, 0);
+                server = first;
+                server_gives = GIB;
+                GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
+                GR_CHECK(!gr_region_take(last, &request));
+                publish_cached(first, GIB, now_ns - UINT64_C(1000000000)); /* just long enough to be idle */
+                publish_cached(last, 9 * GIB, now_ns + UINT64_C(1000000000));
+                server_gives = GIB;
+                GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
+                GR_CHECK(!gr_region_take(last, &request));
+        }
+
+        /* Where one is not enough, they are asked at once, before anybody is waited for. */
+        publish_cached(two, GIB, 0);
+        publish_cached(three, GIB, 0);
+        asked[0] = &two->map->slots[two->slot].request;
+        asked[1] = &three->map->slots[three->slot].request;
+        asked_before = *asked[0] + *asked[1];
+        at_wait = both_are_asked;
+        server = three;
+        server_gives = GIB;
+        seen = gr_region_seen(one);
+        GR_CHECK_EQ(gr_region_ask(one, 3 * GIB, 100000000, true), GIB);
+        GR_CHECK(!at_wait);
+        GR_CHECK_EQ(gr_region_seen(one), seen); /* nobody else */
+        serve(two);
+
+        /* The one in the first slot is asked, too. */
+        publish_cached(one, GIB, 0);
+        publish_cached(three, 0, 0);
+        server = one;
+        server_gives = GIB;
+        GR_CHECK_EQ(gr_region_ask(two, GIB, 100000000, true), GIB);
+        publish_cached(one, 0, 0);
+
+        /* Who says that it gave more than there is has given nothing. */
+        publish_cached(two, GIB, 0);
+        server = NULL;
+        liar = two;
+        for (int i = 0; i < 2; i++) {
+                lie_bytes = (UINT64_C(1) << 50) + (uint64_t)i;
+                at_wait = lie;
+                GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), i ? 0 : lie_bytes);
+                GR_CHECK(!at_wait);
+        }
+
+        /* While one waits the others know; what began in a lost slot does not end below nothing. */
+        GR_CHECK(!gr_region_awaited(one) && !gr_region_awaited(two));
+        gr_region_waiting(one, (int64_t)GIB);
+        GR_CHECK(!gr_region_awaited(one) && gr_region_awaited(two));
+        GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], GIB);
+        gr_region_waiting(one, -(int64_t)GIB);
+        gr_region_waiting(one, -(int64_t)GIB);
+        GR_CHECK(!gr_region_awaited(two));
+
+        /* Nobody answers: the deadline, once; after that no time at all, until the answer. */
+        server = NULL;
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
+        GR_CHECK(now_ns - begin > 50000000 && now_ns - begin <= 100000000);
+        begin = now_ns;
+        gr_region_ask(one, GIB, 100000000, false);
+        gr_region_ask(one, GIB, 100000000, false);
+        GR_CHECK(now_ns - begin <= 100000000);
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
+        GR_CHECK_EQ(now_ns - begin, 0);
+        publish_cached(three, GIB, 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
+        GR_CHECK_EQ(now_ns - begin, 0);
+        server_gives = 2 * GIB;
+        serve(two);
+        serve(three);
+        server = three;
+        server_gives = GIB;
+        publish_cached(three, GIB, 0);
+        GR_CHECK(gr_region_ask(one, GIB, 100000000, false) > 0);
+
+        /* Stopped ones are not asked. */
+        now_ns++;
+        publish_cached(two, 0, 0);
+        publish_cached(three, 9 * GIB, 0);
+        peers[2] = peers[3] = GR_PROCESS_STOPPED;
+        two->map->slots[two->slot].request = two->map->slots[two->slot].answer = UINT32_C(0x80000005);
+        asked_before = gr_region_seen(two) + gr_region_seen(three);
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
+        GR_CHECK_EQ(now_ns - begin, 0);
+        GR_CHECK_EQ(gr_region_seen(two) + gr_region_seen(three), asked_before);
+        peers[2] = peers[3] = GR_PROCESS_ALIVE;
+        GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], 0);
+
+        /* One that died keeps nobody. */
+        die(two);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
+        GR_CHECK_EQ(used_slots(one), 2);
+        server = NULL;
+        drop(three);
+        drop(one);
+}
+
+/* Whoever is at work on it is waited for, within bounds; no sign of life, or one that is none, costs the wait once. */
+static void test_patience(void)
+{
+        const uint64_t ms = 1000000, quiet = 100 * ms;
+        struct gr_region *one = join_as(1, "patience"), *two = join_as(2, "patience"), *three = join_as(3, "patience");
+        struct gr_region *four;
+        struct gr_request request;
+        uint64_t begin = now_ns;
+
+        /* Both are asked at once; the one that works gives, and what the silent one costs is within that time. */
+        publish_cached(two, 0, 0);
+        publish_cached(three, 0, 0);
+        server = two;
+        server_gives = GIB;
+        works_until_ns = now_ns + 400 * ms;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, false), GIB);
+        GR_CHECK(now_ns - begin >= 400 * ms && now_ns - begin < 500 * ms);
+        serve(three);
+
+        /* Without end: until the bound, and no time more before it has answered. */
+        begin = now_ns;
+        server_gives = GIB;
+        works_until_ns = UINT64_MAX;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, false), 0);
+        GR_CHECK_EQ(now_ns - begin, GR_REGION_ASK_NS);
+        serve(three);
+        die(three);
+        begin = now_ns;
+        gr_region_publish(two, NULL, false);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, false), 0);
+        GR_CHECK_EQ(now_ns - begin, 0);
+        works_until_ns = 0;
+        serve(two);
+
+        /* One that works without end leaves half of the time to those after it; so do those that are silent. */
+        three = join_as(3, "patience");
+        publish_cached(two, 2 * GIB, 0);
+        publish_cached(three, GIB, 0);
+        server = two;
+        prompt[0] = three;
+        server_gives = GIB;
+        works_until_ns = UINT64_MAX;
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, true), GIB);
+        GR_CHECK_EQ(now_ns - begin, GR_REGION_ASK_NS / 2);
+        works_until_ns = 0;
+        serve(two);
+        prompt[0] = server = NULL;
+        publish_cached(two, 3 * GIB, 0);
+        publish_cached(three, 2 * GIB, 0);
+        four = join_as(4, "patience");
+        publish_cached(four, GIB, 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 2, true), 0);
+        GR_CHECK(gr_region_take(two, &request) && gr_region_take(three, &request) && !gr_region_take(four, &request));
+        for (int i = 0; i < 2; i++) {
+                prompt[i] = i ? three : two;
+                gr_region_answer(prompt[i], &(struct gr_request){.sequence = gr_region_seen(prompt[i])}, 0);
+        }
+
+        /* Those that answer at once, and give nothing, leave all of it to the last one. */
+        server_gives = 0;
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, true), 0);
+        GR_CHECK_EQ(now_ns - begin, quiet);
+        prompt[0] = prompt[1] = NULL;
+        drop(four);
+        drop(three);
+        server = two;
+
+        /* It dies, as far as can be seen, in the middle of the work. */
+        begin = now_ns;
+        works_until_ns = now_ns + 50 * ms;
+        server_gives = 0;
+        two->map->slots[two->slot].figures[GR_FIGURE_waiting] = 0;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, false), 0);
+        GR_CHECK(now_ns - begin < 2 * quiet);
+        serve(two);
+
+        /* One that waits for memory itself gets no more than the wait, whatever it says. */
+        begin = now_ns;
+        works_until_ns = UINT64_MAX;
+        gr_region_waiting(two, MIB);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, false), 0);
+        GR_CHECK_EQ(now_ns - begin, quiet);
+        gr_region_waiting(two, -(int64_t)MIB);
+        works_until_ns = 0;
+        serve(two);
+
+        /* A heartbeat from the future is none. */
+        server = NULL;
+        begin = now_ns;
+        two->map->slots[two->slot].heartbeat_ns = now_ns + UINT64_C(5000000000);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, false), 0);
+        GR_CHECK_EQ(now_ns - begin, quiet);
+        drop(two);
+        drop(one);
+}
+
+/* Whoever waits for memory looks again and again: at other processes only now and then, and at the silent ones. */
+static void test_sweep_again(void)
+{
+        struct gr_region *one = join_as(1, "again"), *two = join_as(2, "again"), *three = join_as(3, "again");
+
+        gr_region_waiting(one, MIB);
+        gr_region_sweep(one);
+        looks = 0;
+        for (int i = 0; i < 5; i++)
+                GR_CHECK_EQ(gr_region_ask(one, GIB, 1, true), 0);
+        GR_CHECK_EQ(gr_region_reserve(one, 2, 1), -EDQUOT);
+        GR_CHECK_EQ(looks, 0);
+        die(two);
+        GR_CHECK_EQ(gr_region_sweep_again(one), 0);
+        now_ns += UINT64_C(500000000);
+        GR_CHECK_EQ(gr_region_sweep_again(one), 1);
+        die(three);
+        now_ns += UINT64_C(499000000);
+        GR_CHECK_EQ(gr_region_sweep_again(one), 0);
+        /* Silent for a second, and the last look at all less than half a second ago. */
+        one->swept_ns = now_ns += UINT64_C(1000000);
+        GR_CHECK_EQ(gr_region_sweep_again(one), 1);
+        gr_region_waiting(one, -(int64_t)MIB);
+        die(join_as(2, "again"));
+        GR_CHECK_EQ(gr_region_sweep_again(one), 1);
+        drop(one);
+}
+
+static void test_orders(void)
+{
+        struct gr_region *one = join_as(1, "orders"), *two = join_as(2, "orders");
+        struct gr_request request;
+        struct gr_patience patience;
+        uint64_t begin;
+        uint32_t sequence, seen;
+
+        /* What has been seen is waited behind, and no longer than until something comes or one wakes itself. */
+        seen = gr_region_seen(two);
+        begin = now_ns;
+        gr_region_wait(two, seen, 5000000);
+        GR_CHECK_EQ(now_ns - begin, 5000000);
+        gr_region_wake_self(two);
+        GR_CHECK(woken == &two->map->slots[two->slot].request);
+        GR_CHECK_EQ(gr_region_seen(two), seen + 1);
+        gr_region_wait(two, seen, 5000000);
+        GR_CHECK_EQ(now_ns - begin, 5000000);
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK(!request.orders && !request.want_bytes && !request.rung);
+        gr_region_answer(two, &request, 0);
+        GR_CHECK(woken == &two->map->slots[two->slot].answer);
+
+        GR_CHECK(!gr_region_take(two, &request));
+        sequence = gr_region_request(one, (unsigned)two->slot,
+                                     &(struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = 5 * GIB});
+        gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.want_bytes = GIB});
+        gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.want_bytes = GIB, .rung = 3});
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK_EQ(request.orders, GR_ORDER_LIMIT);
+        GR_CHECK_EQ(request.new_limit, 5 * GIB);
+        GR_CHECK_EQ(request.want_bytes, 2 * GIB);
+        GR_CHECK_EQ(request.rung, 3);
+        GR_CHECK_EQ(request.new_threshold, 0);
+        patience = (struct gr_patience){now_ns, 10, now_ns + 10};
+        GR_CHECK(!gr_region_await(one, (unsigned)two->slot, two->token, sequence, &patience));
+        gr_region_answer(two, &request, 7);
+        GR_CHECK(gr_region_await(one, (unsigned)two->slot, two->token, sequence, &patience));
+        GR_CHECK(!gr_region_take(two, &request));
+        /* A huge wish is no overflow. */
+        gr_region_request(one, (unsigned)two->slot,
+                          &(struct gr_request){.want_bytes = UINT64_MAX, .rung = UINT32_MAX});
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK(request.want_bytes <= UINT64_C(1) << 50);
+        GR_CHECK_EQ(request.rung, 0);
+        gr_region_answer(two, &request, 0);
+
+        /* Each order with its own value, and none of it comes again. */
+        gr_region_request(one, (unsigned)two->slot,
+                          &(struct gr_request){
+                                  .orders = GR_ORDER_THRESHOLD, .new_limit = 1, .new_threshold = 3 * GIB, .rung = 32});
+        GR_CHECK(woken == &one->map->slots[two->slot].request);
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK_EQ(request.orders, GR_ORDER_THRESHOLD);
+        GR_CHECK_EQ(request.new_threshold, 3 * GIB);
+        GR_CHECK_EQ(request.new_limit, 5 * GIB);
+        GR_CHECK_EQ(request.rung, 32);
+        gr_region_answer(two, &request, 0);
+        gr_region_request(one, (unsigned)two->slot,
+                          &(struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = 6 * GIB, .new_threshold = 1});
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK_EQ(request.new_threshold, 3 * GIB);
+        GR_CHECK_EQ(request.new_limit, 6 * GIB);
+        gr_region_answer(two, &request, 0);
+        gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.rung = 33});
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK(request.orders == 0 && request.rung == 0 && request.want_bytes == 0);
+        gr_region_answer(two, &request, 0);
+        gr_region_wake_self(two);
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK_EQ(request.rung, 0);
+        drop(two);
+        drop(one);
+}
+
+int main(void)
+{
+        region_begin();
+        test_ask();
+        test_patience();
+        test_sweep_again();
+        test_orders();
+        return region_end();
+}
