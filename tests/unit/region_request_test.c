@@ -31,16 +31,32 @@ static void lie(void)
         gr_region_answer(liar, &request, lie_bytes);
 }
 
-static void test_ask(void)
+/* The first one asks; the others joined long ago. */
+static void join_three(struct gr_region **ret_one, struct gr_region **ret_two, struct gr_region **ret_three)
 {
-        struct gr_region *one = join_as(1, "ask"), *two = join_as(2, "ask"), *three = join_as(3, "ask");
+        *ret_one = join_as(1, "ask");
+        *ret_two = join_as(2, "ask");
+        *ret_three = join_as(3, "ask");
+        now_ns += UINT64_C(5000000000);
+}
+
+static void drop_three(struct gr_region *one, struct gr_region *two, struct gr_region *three)
+{
+        server = NULL;
+        drop(three);
+        drop(two);
+        drop(one);
+}
+
+/* In which order the others are asked. */
+static void test_ask_order(void)
+{
+        struct gr_region *one, *two, *three;
         struct gr_request request;
-        uint64_t begin;
-        uint32_t seen;
-        size_t heap;
+
+        join_three(&one, &two, &three);
 
         /* Who answers: the one with more cached, and only that one is woken. */
-        now_ns += UINT64_C(5000000000);
         publish_cached(two, GIB, 0);
         publish_cached(three, 3 * GIB, 0);
         server = three;
@@ -76,9 +92,17 @@ static void test_ask(void)
                 GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
                 GR_CHECK(!gr_region_take(busy, &request));
         }
-        three->map->slots[three->slot].share = 4;
+        drop_three(one, two, three);
+}
 
-        /* Whoever asks again and again leaves out those who say that they have nothing, and costs no time. */
+/* Whoever asks again and again leaves out those who say that they have nothing, and costs no time. */
+static void test_ask_again(void)
+{
+        struct gr_region *one, *two, *three;
+        struct gr_request request;
+        uint64_t begin;
+
+        join_three(&one, &two, &three);
         publish_cached(two, 0, 0);
         publish_cached(three, 0, 0);
         begin = now_ns;
@@ -90,19 +114,38 @@ static void test_ask(void)
         server_gives = GIB;
         GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), GIB);
         GR_CHECK(!gr_region_take(two, &request));
+        drop_three(one, two, three);
+}
 
-        /* Nothing is asked for nothing, or in no time; a byte, or a nanosecond, is something. */
+/* Nothing is asked for nothing, or in no time; a byte, or a nanosecond, is something. */
+static void test_ask_nothing(void)
+{
+        struct gr_region *one, *two, *three;
+        struct gr_request request;
+        size_t heap;
+
+        join_three(&one, &two, &three);
         GR_CHECK_EQ(gr_region_ask(one, 0, 100000000, false), 0);
         GR_CHECK_EQ(gr_region_ask(one, GIB, 0, false), 0);
         GR_CHECK(!gr_region_take(two, &request) && !gr_region_take(three, &request));
         publish_cached(three, GIB, 0);
+        server = three;
         server_gives = GIB;
         heap = mallinfo2().uordblks;
         GR_CHECK_EQ(gr_region_ask(one, 1, 100000000, true), 1);
         GR_CHECK_EQ(mallinfo2().uordblks, heap);
         GR_CHECK_EQ(gr_region_ask(one, GIB / 2, 1, true), GIB / 2);
+        drop_three(one, two, three);
+}
 
-        /* Who has cached memory comes first, busy as it may be; of a busy one the clock may be wrong. */
+/* Who has cached memory comes first, busy as it may be; of a busy one the clock may be wrong. */
+static void test_ask_busy(void)
+{
+        struct gr_region *one, *two, *three;
+        struct gr_request request;
+
+        join_three(&one, &two, &three);
+        three->map->slots[three->slot].share = 4; /* by which it would be the later one */
         for (int i = 0; i < 2; i++) {
                 struct gr_region *first = i ? two : three, *last = i ? three : two;
 
@@ -118,8 +161,16 @@ static void test_ask(void)
                 GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
                 GR_CHECK(!gr_region_take(last, &request));
         }
+        drop_three(one, two, three);
+}
 
-        /* Where one is not enough, they are asked at once, before anybody is waited for. */
+/* Where one is not enough, they are asked at once, before anybody is waited for. */
+static void test_ask_several(void)
+{
+        struct gr_region *one, *two, *three;
+        uint32_t seen;
+
+        join_three(&one, &two, &three);
         publish_cached(two, GIB, 0);
         publish_cached(three, GIB, 0);
         asked[0] = &two->map->slots[two->slot].request;
@@ -141,10 +192,16 @@ static void test_ask(void)
         server_gives = GIB;
         GR_CHECK_EQ(gr_region_ask(two, GIB, 100000000, true), GIB);
         publish_cached(one, 0, 0);
+        drop_three(one, two, three);
+}
 
-        /* Who says that it gave more than there is has given nothing. */
+/* Who says that it gave more than there is has given nothing. */
+static void test_ask_liar(void)
+{
+        struct gr_region *one, *two, *three;
+
+        join_three(&one, &two, &three);
         publish_cached(two, GIB, 0);
-        server = NULL;
         liar = two;
         for (int i = 0; i < 2; i++) {
                 lie_bytes = (UINT64_C(1) << 50) + (uint64_t)i;
@@ -152,8 +209,15 @@ static void test_ask(void)
                 GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), i ? 0 : lie_bytes);
                 GR_CHECK(!at_wait);
         }
+        drop_three(one, two, three);
+}
 
-        /* While one waits the others know; what began in a lost slot does not end below nothing. */
+/* While one waits the others know; what began in a lost slot does not end below nothing. */
+static void test_awaited(void)
+{
+        struct gr_region *one, *two, *three;
+
+        join_three(&one, &two, &three);
         GR_CHECK(!gr_region_awaited(one) && !gr_region_awaited(two));
         gr_region_waiting(one, (int64_t)GIB);
         GR_CHECK(!gr_region_awaited(one) && gr_region_awaited(two));
@@ -161,8 +225,18 @@ static void test_ask(void)
         gr_region_waiting(one, -(int64_t)GIB);
         gr_region_waiting(one, -(int64_t)GIB);
         GR_CHECK(!gr_region_awaited(two));
+        drop_three(one, two, three);
+}
 
-        /* Nobody answers: the deadline, once; after that no time at all, until the answer. */
+/* Nobody answers: the deadline, once; after that no time at all, until the answer. */
+static void test_ask_silent(void)
+{
+        struct gr_region *one, *two, *three;
+        uint64_t begin;
+
+        join_three(&one, &two, &three);
+        publish_cached(two, GIB, 0);
+        publish_cached(three, 0, 0);
         server = NULL;
         begin = now_ns;
         GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
@@ -208,16 +282,17 @@ static void test_ask(void)
         drop(one);
 }
 
-/* Whoever is at work on it is waited for, within bounds; no sign of life, or one that is none, costs the wait once. */
+/* Whoever is at work on it is waited for, within bounds. */
 static void test_patience(void)
 {
         const uint64_t ms = 1000000, quiet = 100 * ms;
-        struct gr_region *one = join_as(1, "patience"), *two = join_as(2, "patience"), *three = join_as(3, "patience");
-        struct gr_region *four;
-        struct gr_request request;
-        uint64_t begin = now_ns;
+        struct gr_region *one, *two, *three;
+        uint64_t begin;
+
+        join_three(&one, &two, &three);
 
         /* Both are asked at once; the one that works gives, and what the silent one costs is within that time. */
+        begin = now_ns;
         publish_cached(two, 0, 0);
         publish_cached(three, 0, 0);
         server = two;
@@ -241,9 +316,22 @@ static void test_patience(void)
         GR_CHECK_EQ(now_ns - begin, 0);
         works_until_ns = 0;
         serve(two);
+        server = NULL;
+        drop(two);
+        drop(one);
+}
+
+/* Of several that are asked one after the other none takes the time of those after it. */
+static void test_patience_in_turn(void)
+{
+        const uint64_t ms = 1000000, quiet = 100 * ms;
+        struct gr_region *one, *two, *three, *four;
+        struct gr_request request;
+        uint64_t begin;
+
+        join_three(&one, &two, &three);
 
         /* One that works without end leaves half of the time to those after it; so do those that are silent. */
-        three = join_as(3, "patience");
         publish_cached(two, 2 * GIB, 0);
         publish_cached(three, GIB, 0);
         server = two;
@@ -258,7 +346,7 @@ static void test_patience(void)
         prompt[0] = server = NULL;
         publish_cached(two, 3 * GIB, 0);
         publish_cached(three, 2 * GIB, 0);
-        four = join_as(4, "patience");
+        four = join_as(4, "ask");
         publish_cached(four, GIB, 0);
         GR_CHECK_EQ(gr_region_ask(one, GIB, 2, true), 0);
         GR_CHECK(gr_region_take(two, &request) && gr_region_take(three, &request) && !gr_region_take(four, &request));
@@ -275,9 +363,19 @@ static void test_patience(void)
         prompt[0] = prompt[1] = NULL;
         drop(four);
         drop(three);
-        server = two;
+        drop(two);
+        drop(one);
+}
+
+/* No sign of life, or one that is none, costs the wait once. */
+static void test_patience_in_vain(void)
+{
+        const uint64_t ms = 1000000, quiet = 100 * ms;
+        struct gr_region *one = join_as(1, "ask"), *two = join_as(2, "ask");
+        uint64_t begin;
 
         /* It dies, as far as can be seen, in the middle of the work. */
+        server = two;
         begin = now_ns;
         works_until_ns = now_ns + 50 * ms;
         server_gives = 0;
@@ -412,8 +510,17 @@ static void test_orders(void)
 int main(void)
 {
         region_begin();
-        test_ask();
+        test_ask_order();
+        test_ask_again();
+        test_ask_nothing();
+        test_ask_busy();
+        test_ask_several();
+        test_ask_liar();
+        test_awaited();
+        test_ask_silent();
         test_patience();
+        test_patience_in_turn();
+        test_patience_in_vain();
         test_sweep_again();
         test_orders();
         return region_end();
