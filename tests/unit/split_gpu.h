@@ -6,6 +6,8 @@
 #ifndef GR_TEST_SPLIT_GPU_H
 #define GR_TEST_SPLIT_GPU_H
 
+#include <semaphore.h>
+
 #include "alloc/pool.h"
 #include "scripted.h"
 #include "segment/split.h"
@@ -52,6 +54,14 @@ void gpu_refuse(enum sg_op op, bool refused);
 /* For core.wake: counts. */
 extern unsigned gpu_wakes;
 void gpu_wake(struct gr_core *woken);
+
+/* For the log's sink: counts the lines. */
+extern unsigned gpu_told;
+void gpu_count_line(const char *line, size_t line_bytes, void *arg);
+
+/* For sg_before: once, the thread that comes there says so, and stops until it may go on. */
+extern sem_t gpu_inside, gpu_go_on;
+void gpu_stop(void);
 
 /* The next of the numbers that the seed, which is not 0, leads to. */
 uint64_t gpu_random(uint64_t *seed);

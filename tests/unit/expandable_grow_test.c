@@ -1,0 +1,316 @@
+/*
+ * How an expandable segment grows, on the scripted GPU with mapped memory: where a request goes, what is mapped for it
+ * and what ahead of the next ones, and what comes of it where the driver or a limit refuses.
+ */
+#include <errno.h>
+
+#include "reclaim/trim.h"
+#include "segment/expandable.h"
+#include "segment/extent.h"
+#include "segment/range.h"
+#include "split_gpu.h"
+
+/* Partly mapped when the driver has no more: what came is cached, what was free stays usable, nothing is lost. */
+static void test_reserve_fails(void)
+{
+        uint64_t a, b;
+
+        for (int fails = 1; fails < 60; fails++) {
+                gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+                a = gpu_take(6 * MIB);
+                b = gpu_take(6 * MIB);
+                gpu_give(a, 6 * MIB);
+                gpu_sync();
+                sg_fail(SG_MEM_MAP, fails, 1, -ENOMEM);
+                a = gpu_take(24 * MIB);
+                GR_CHECK(a != 0); /* the ladder tries again */
+                GR_CHECK_EQ(gr_budget_live(gpu_device()), 30 * MIB);
+                gpu_give(a, 24 * MIB);
+                gpu_give(b, 6 * MIB);
+                gpu_settle();
+                gpu_end();
+        }
+}
+
+/*
+ * A large request while what is cached waits for a capture: what the driver has for a part of it is mapped in vain
+ * once, not again at each rung, and is not given back as if it were cached. Nothing is where a limit says so before.
+ */
+static void test_mapped_in_vain(enum gr_pool_kind pool, bool limited)
+{
+        enum { BLOCKS = 4 };
+        uint64_t block_bytes = (limited ? 256 : 512) * MIB, ours = BLOCKS * (block_bytes + 4 * MIB);
+        uint64_t all = limited ? 3200 * MIB : GPU_PAGES * GR_PAGE_BYTES, large_bytes = all - 1000 * MIB;
+        uint64_t blocks[BLOCKS], beside[BLOCKS], before, large, missing, in_vain;
+
+        gpu_begin(pool, GR_REUSE_AUTO);
+        atomic_store(&context->split_active, true);
+        if (limited)
+                atomic_store(&gpu_device()->hard_bytes, all);
+        for (int i = 0; i < BLOCKS; i++) {
+                blocks[i] = gpu_take(block_bytes);
+                beside[i] = gpu_take(4 * MIB);
+        }
+        gpu_capture(true);
+        for (int i = 0; i < BLOCKS; i++)
+                gpu_give(blocks[i], block_bytes);
+        before = core.counters.counts[GR_COUNTER_released_bytes];
+        missing = large_bytes - (all - ours);
+        in_vain = limited ? 0 : all - ours;
+        large = gpu_take(large_bytes);
+        GR_CHECK(large != 0);
+        GR_CHECK(core.counters.counts[GR_COUNTER_released_bytes] - before >= missing);
+        /* And what the bound asks back that growth keeps to. */
+        GR_CHECK(core.counters.counts[GR_COUNTER_released_bytes] - before <= missing + in_vain + 600 * MIB);
+        gpu_capture(false);
+        gpu_give(large, large_bytes);
+        for (int i = 0; i < BLOCKS; i++)
+                gpu_give(beside[i], 4 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* What lives at the front of the segment while memory may be mapped ahead. */
+static uint64_t begin_ahead(enum gr_pool_kind pool, uint64_t live_bytes)
+{
+        uint64_t ptr;
+
+        gpu_begin(pool, GR_REUSE_AUTO);
+        ptr = gpu_take(live_bytes);
+        atomic_store(&context->split->ahead_refused, false);
+        return ptr;
+}
+
+/* One call maps what the next requests need, too: a 32nd of what there is. */
+static void test_ahead(enum gr_pool_kind pool, uint64_t live_bytes, bool ahead)
+{
+        uint64_t rest = begin_ahead(pool, live_bytes), a, b, small;
+        const _Atomic uint64_t *allocs = &core.counters.counts[GR_COUNTER_driver_allocs];
+        uint64_t before = *allocs;
+
+        a = gpu_take(6 * MIB);
+        GR_CHECK_EQ(a, rest + live_bytes);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, live_bytes + (ahead ? 32 : 6) * MIB);
+        GR_CHECK_EQ(*allocs == before + 1, ahead);
+        b = gpu_take(10 * MIB);
+        GR_CHECK_EQ(b, a + 6 * MIB);
+        GR_CHECK_EQ(*allocs == before + 1, ahead);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), (ahead ? 16 : 0) * MIB);
+        GR_CHECK_EQ(gr_budget_live(gpu_device()), live_bytes + 16 * MIB);
+        small = gpu_take(MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, live_bytes + (ahead ? 34 : 18) * MIB);
+        gpu_give(small, MIB);
+        gpu_give(b, 10 * MIB);
+        gpu_give(a, 6 * MIB);
+        gpu_give(rest, live_bytes);
+        gpu_settle();
+        gpu_end();
+}
+
+/*
+ * Not where the footprint would pass its bound by what was live of late: what a program needed before decay looked twice
+ * is no reason to hold as much again.
+ */
+static void test_ahead_late(int looks)
+{
+        enum { PIECES = 15 };
+        uint64_t rest = begin_ahead(GR_POOL_SPLIT, 1024 * MIB), live, ptr, free_ones[PIECES], kept[PIECES], before;
+
+        gpu_give(rest, 1024 * MIB);
+        gpu_sync();
+        gr_fence_sync(context->fence);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 1024 * MIB);
+        atomic_store(&context->split->ahead_refused, true);
+        live = gpu_take(512 * MIB);
+        for (int i = 0; i < PIECES; i++) {
+                free_ones[i] = gpu_take(4 * MIB);
+                kept[i] = gpu_take(2 * MIB);
+        }
+        for (int i = 0; i < PIECES; i++)
+                gpu_give(free_ones[i], 4 * MIB);
+        for (int i = 0; i < looks; i++)
+                gr_split_trim_unneeded(context);
+        atomic_store(&context->split->ahead_refused, false);
+        before = gpu_device()->reserved_bytes;
+        GR_CHECK_EQ(before, (512 + 6 * PIECES) * MIB);
+        ptr = gpu_take(6 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes - before, (looks < 2 ? 18 : 6) * MIB);
+        gpu_give(ptr, 6 * MIB);
+        for (int i = 0; i < PIECES; i++)
+                gpu_give(kept[i], 2 * MIB);
+        gpu_give(live, 512 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Memory is mapped ahead where limits leave room for it and for an eighth of what is charged. Elsewhere they are not
+ * asked for it. */
+static void test_ahead_limits(uint64_t hard_bytes, uint64_t soft_bytes, uint64_t threshold_bytes, bool ahead)
+{
+        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), a;
+
+        atomic_store(&gpu_device()->hard_bytes, hard_bytes);
+        atomic_store(&gpu_device()->soft_bytes, soft_bytes);
+        atomic_store(&gpu_device()->threshold_bytes, threshold_bytes);
+        a = gpu_take(6 * MIB);
+        GR_CHECK_EQ(a, rest + 400 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, (ahead ? 412 : 406) * MIB);
+        GR_CHECK_EQ(gr_budget_excess(gpu_device()), 0);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_limit_hits], 0);
+        gpu_give(a, 6 * MIB);
+        gpu_give(rest, 400 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Where the driver has less than that, the request gets what it needs, without the ladder; and so do those after it. */
+static void test_ahead_refused(void)
+{
+        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), a, b;
+
+        sg_fail(SG_MEM_MAP, 1, 1, -ENOMEM);
+        a = gpu_take(6 * MIB);
+        GR_CHECK_EQ(a, rest + 400 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 406 * MIB);
+        b = gpu_take(6 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 412 * MIB);
+        for (int rung = 0; rung < GR_RUNG_COUNT; rung++)
+                GR_CHECK_EQ(core.counters.rungs[rung].tries, 0);
+        gpu_give(a, 6 * MIB);
+        gpu_give(b, 6 * MIB);
+        gpu_give(rest, 400 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* The same where it is refused half-way: what came already is part of what the request gets. */
+static void test_ahead_halfway(void)
+{
+        uint64_t rest = begin_ahead(GR_POOL_AUTO, 600 * MIB), a, b, c;
+
+        atomic_store(&context->split->ahead_refused, true);
+        a = gpu_take(4 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 4 * MIB);
+        gpu_sync();
+        gr_fence_sync(context->fence);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
+        c = gpu_take(6 * MIB);
+        GR_CHECK_EQ(c, b + 2 * MIB);
+        gpu_give(b, 2 * MIB);
+        gpu_give(c, 6 * MIB);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 608 * MIB);
+        atomic_store(&context->split->ahead_refused, false);
+        sg_fail(SG_MEM_MAP, 2, 1, -ENOMEM);
+        GR_CHECK_EQ(gpu_take(22 * MIB), a); /* between two holes is what was freed */
+        GR_CHECK(!sg_planned(SG_MEM_MAP));
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 622 * MIB);
+        GR_CHECK_EQ(gr_budget_live(gpu_device()), 622 * MIB);
+        GR_CHECK_EQ(context->split->surplus_bytes, 0);
+        gpu_give(a, 22 * MIB);
+        gpu_give(rest, 600 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/*
+ * With many holes a request looks at few of them and goes to the end of the segment, or on where that is full. A walk
+ * that goes on ends in memory that cannot be read.
+ */
+static void test_many_holes(void)
+{
+        enum { MANY = 800, PASSED = 300 };
+        static uint64_t ptrs[MANY];
+        struct gr_block *last, *after;
+        struct gr_segment *segment;
+        struct gr_range *end;
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        for (int i = 0; i < MANY; i++)
+                ptrs[i] = gpu_take(2 * MIB);
+        for (int i = 0; i < MANY; i += 2)
+                gpu_give(ptrs[i], 2 * MIB);
+        gpu_sync();
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
+        gr_trim(context, UINT64_MAX / 2);
+        segment = context->split->expandable[false];
+        last = segment->holes;
+        for (int i = 1; i < PASSED; i++)
+                last = last->next;
+        after = last->next;
+        last->next = gr_check_wall();
+        end = segment->end;
+        GR_CHECK(end && !end->after && end->state == GR_RANGE_HOLE);
+        gr_lock(&context->split->lock);
+        gr_extent_hole_leave(end);
+        gr_extent_hole_enter(end); /* as the last of them */
+        gr_unlock(&context->split->lock);
+        a = gpu_take(4 * MIB); /* none of the holes is as large */
+        GR_CHECK_EQ(a, ptrs[MANY - 1] + 2 * MIB);
+        b = gpu_take(2 * MIB);
+        GR_CHECK(b < ptrs[MANY - 1]);
+        last->next = after;
+        gpu_give(a, 4 * MIB);
+        gpu_give(b, 2 * MIB);
+
+        /* Where nothing is left at the end, the one that fits may be the last. */
+        gpu_give(ptrs[MANY - 1], 2 * MIB);
+        gpu_give(ptrs[MANY - 3], 2 * MIB);
+        gpu_sync();
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
+        gr_trim(context, UINT64_MAX / 2);
+        GR_CHECK(segment->end && segment->end->block.ptr == ptrs[MANY - 5] + 2 * MIB);
+        gr_lock(&context->split->lock);
+        end = segment->end;
+        gr_extent_hole_leave(end);
+        end->state = GR_RANGE_BUSY; /* as by a thread at work there */
+        GR_CHECK(segment->end == NULL);
+        gr_unlock(&context->split->lock);
+        gpu_give(ptrs[1], 2 * MIB);
+        gpu_sync();
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
+        gr_trim(context, UINT64_MAX / 2); /* a hole of 6 MiB, behind all others */
+        a = gpu_take(4 * MIB);
+        GR_CHECK_EQ(a, ptrs[0]);
+        gr_lock(&context->split->lock);
+        gr_extent_hole_enter(end);
+        gr_unlock(&context->split->lock);
+        gpu_give(a, 4 * MIB);
+        for (int i = 3; i < MANY - 3; i += 2)
+                gpu_give(ptrs[i], 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+int main(void)
+{
+        gpu_mapping = true;
+        test_reserve_fails();
+        for (int auto_too = 0; auto_too < 2; auto_too++) {
+                enum gr_pool_kind pool = auto_too ? GR_POOL_AUTO : GR_POOL_SPLIT;
+
+                test_mapped_in_vain(pool, false);
+                test_mapped_in_vain(pool, true);
+        }
+        test_many_holes();
+        test_ahead(GR_POOL_AUTO, 1024 * MIB, true);
+        test_ahead(GR_POOL_AUTO, 62 * MIB, false);
+        test_ahead(GR_POOL_SPLIT, 1024 * MIB, true);
+        test_ahead_limits(462 * MIB, GR_UNLIMITED, GR_UNLIMITED, true);
+        test_ahead_limits(462 * MIB - 1, GR_UNLIMITED, GR_UNLIMITED, false);
+        test_ahead_limits(410 * MIB, GR_UNLIMITED, GR_UNLIMITED, false);
+        test_ahead_limits(GR_UNLIMITED, 462 * MIB, GR_UNLIMITED, true);
+        test_ahead_limits(GR_UNLIMITED, 462 * MIB - 1, GR_UNLIMITED, false);
+        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 62 * MIB, true);
+        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 62 * MIB - 1, false);
+        test_ahead_refused();
+        test_ahead_halfway();
+        for (int looks = 0; looks < 3; looks++)
+                test_ahead_late(looks);
+        return GR_CHECK_RESULT();
+}

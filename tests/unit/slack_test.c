@@ -1,0 +1,84 @@
+/* Slack: how much more than the live memory a segment pool holds, and how much time it spends to stay below that. */
+#include "segment/slack.h"
+
+#include "split_gpu.h"
+
+/* How much memory may be held beside what is live before some is moved; more of it where moves took too much time. */
+static void test_bound(int64_t credit_ns, uint64_t least_bytes, uint64_t most_bytes)
+{
+        uint64_t a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(40 * MIB);
+        b = gpu_take(400 * MIB);
+        gpu_give(a, 40 * MIB);
+        context->split->credit_ns = credit_ns;
+        context->split->credit_at_ns = sg_now_ns();
+        c = gpu_take(60 * MIB); /* of 460 live */
+        GR_CHECK(gpu_device()->reserved_bytes >= least_bytes);
+        GR_CHECK(gpu_device()->reserved_bytes <= most_bytes);
+        gpu_give(b, 400 * MIB);
+        gpu_give(c, 60 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* The time that may be spent on better fits is earned by waiting, up to a bound: nobody saves up for a long wait. */
+static void test_credit(void)
+{
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        context->split->credit_at_ns = sg_now_ns();
+        context->split->credit_ns = -5 * (int64_t)SG_MS;
+        sg_advance(32 * 7 * SG_MS);
+        gr_lock(&context->split->lock);
+        gr_slack_worth_opening(context, MIB);
+        GR_CHECK(context->split->credit_ns >= 2 * (int64_t)SG_MS);
+        GR_CHECK(context->split->credit_ns < 3 * (int64_t)SG_MS);
+        sg_advance(3600000 * SG_MS);
+        GR_CHECK_EQ(gr_slack_worth_opening(context, 32 * MIB), 36 * MIB);
+        GR_CHECK_EQ(context->split->credit_ns, 20 * SG_MS);
+        gr_unlock(&context->split->lock);
+        gpu_end();
+}
+
+/*
+ * A program with streams whose GPU falls behind, with sizes that keep changing: what it frees serves again behind
+ * barriers instead of more memory. Where a kernel runs on there are none.
+ */
+static void test_behind(bool stuck)
+{
+        const uint64_t ms = 1000000;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&core.streams_overlap, true);
+        for (uint64_t i = 0; i < 40; i++) {
+                uint64_t behind = i < 24 ? i / 2 : 12;
+
+                if (!stuck && gpu_progress().submitted_ns > behind)
+                        sg_gpu_reach(gpu_progress().submitted_ns - behind);
+                context->split->credit_at_ns = sg_now_ns(); /* no time for waits */
+                context->split->credit_ns = -1;
+                gpu_give(gpu_take((20 + i % 7) * MIB), (20 + i % 7) * MIB);
+                gr_fence_close(context->fence); /* its age says that nothing passes */
+                sg_advance(stuck ? 60 * ms : 10 * ms);
+        }
+        if (stuck)
+                GR_CHECK_EQ(gpu_progress().barrier_ns, 0);
+        else
+                GR_CHECK(gpu_device()->peak_reserved_bytes <= 60 * MIB);
+        gpu_sync();
+        gpu_settle();
+        gpu_end();
+}
+
+int main(void)
+{
+        gpu_mapping = true;
+        test_behind(false);
+        test_behind(true);
+        /* Last: what they touch is cleared for every test after them. */
+        test_bound(10000000, 460 * MIB, 488 * MIB);
+        test_bound(-1000000000, 500 * MIB, 517 * MIB);
+        test_credit();
+        return GR_CHECK_RESULT();
+}
