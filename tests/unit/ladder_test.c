@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "check.h"
 #include "core.h"
+#include "pool_gpu.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
 
@@ -19,16 +20,11 @@
 #define TRIES(l) atomic_load(&core.counters.rungs[GR_RUNG_##l].tries)
 #define BYTES(l) atomic_load(&core.counters.rungs[GR_RUNG_##l].bytes)
 
-static struct gr_core core;
-static struct gr_parts parts;
-static struct gr_context *context;
 static struct gr_device *device;
 
 static void start_with(const struct gr_driver *driver, enum gr_reuse reuse)
 {
-        sg_reset(CARD);
-        gr_core_init(&core, &parts, driver, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
-        context = gr_core_context_add(&core, sg_context_new(0), 0);
+        pool_begin(driver, CARD, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
         device = context->device;
         gr_log_set_level(GR_LOG_SILENT);
 }
@@ -41,21 +37,7 @@ static void start(void)
 static void finish(void)
 {
         GR_CHECK_EQ(atomic_load(&device->reserved_bytes), sg_used_bytes(0));
-        GR_CHECK_EQ(sg_misuses(), 0);
-        gr_core_destroy(&core);
-}
-
-static uint64_t alloc(size_t bytes)
-{
-        uint64_t ptr = 0;
-
-        GR_CHECK_EQ(sg_alloc(context, bytes, &ptr), 0);
-        return ptr;
-}
-
-static void free_ok(uint64_t ptr)
-{
-        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        pool_end();
 }
 
 /* Which rungs were tried: those up to and with last, and none after it. */
@@ -1214,9 +1196,7 @@ static void test_what_lacks(bool by_limit)
 /* A request that the pool does not serve takes no block of the driver's on the way. */
 static void test_no_block(void)
 {
-        sg_reset(CARD);
-        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_SPLIT});
-        context = gr_core_context_add(&core, sg_context_new(0), 0);
+        pool_begin(&sg_driver, CARD, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_SPLIT});
         device = context->device;
         GR_CHECK(gr_pool_kind_split_serves(context, 8 * MIB));
         sg_hold(0, CARD - 4 * MIB, 0);

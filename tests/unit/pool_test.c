@@ -8,19 +8,15 @@
 #include "cache/block.h"
 #include "check.h"
 #include "core.h"
+#include "pool_gpu.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
 
-static struct gr_core core;
-static struct gr_parts parts;
-static struct gr_context *context;
 static struct gr_device *device;
 
 static void start_with(const struct gr_driver *driver, enum gr_reuse reuse, enum gr_pool_kind pool)
 {
-        sg_reset(1024 * MIB);
-        gr_core_init(&core, &parts, driver, &(struct gr_config){.reuse = reuse, .pool = pool});
-        context = gr_core_context_add(&core, sg_context_new(0), 0);
+        pool_begin(driver, 1024 * MIB, &(struct gr_config){.reuse = reuse, .pool = pool});
         device = context->device;
 }
 
@@ -39,21 +35,7 @@ static void check_accounts(void)
 static void finish(void)
 {
         check_accounts();
-        GR_CHECK_EQ(sg_misuses(), 0);
-        gr_core_destroy(&core);
-}
-
-static uint64_t alloc(size_t bytes)
-{
-        uint64_t ptr = 0;
-
-        GR_CHECK_EQ(sg_alloc(context, bytes, &ptr), 0);
-        return ptr;
-}
-
-static void free_ok(uint64_t ptr)
-{
-        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        pool_end();
 }
 
 static uint64_t cached(void)

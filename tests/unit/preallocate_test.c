@@ -9,6 +9,7 @@
 #include "cache/bins_trim.h"
 #include "check.h"
 #include "core.h"
+#include "pool_gpu.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
 
@@ -16,16 +17,11 @@
 #define ROUNDS  4
 #define PAIRS   600
 
-static struct gr_core core;
-static struct gr_parts parts;
-static struct gr_context *context;
 static struct gr_device *device;
 
 static void start_with(enum gr_pool_kind pool, uint64_t card_bytes)
 {
-        sg_reset(card_bytes);
-        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = pool});
-        context = gr_core_context_add(&core, sg_context_new(0), 0);
+        pool_begin(&sg_driver, card_bytes, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = pool});
         device = context->device;
         atomic_store(&device->total_bytes, card_bytes);
 }
@@ -43,16 +39,7 @@ static void finish(void)
         GR_CHECK_EQ(atomic_load(&device->reserved_bytes), 0);
         GR_CHECK_EQ(sg_cached_bytes(device), 0);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
-        GR_CHECK_EQ(sg_misuses(), 0);
-        gr_core_destroy(&core);
-}
-
-static uint64_t alloc(size_t bytes)
-{
-        uint64_t ptr = 0;
-
-        GR_CHECK_EQ(sg_alloc(context, bytes, &ptr), 0);
-        return ptr;
+        pool_end();
 }
 
 static void pairs(size_t bytes, int count)

@@ -1,0 +1,31 @@
+#include "pool_gpu.h"
+
+struct gr_core core;
+static struct gr_parts parts;
+struct gr_context *context;
+
+void pool_begin(const struct gr_driver *driver, uint64_t card_bytes, const struct gr_config *config)
+{
+        sg_reset(card_bytes);
+        gr_core_init(&core, &parts, driver, config);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
+}
+
+void pool_end(void)
+{
+        GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+uint64_t alloc(size_t bytes)
+{
+        uint64_t ptr = 0;
+
+        GR_CHECK_EQ(sg_alloc(context, bytes, &ptr), 0);
+        return ptr;
+}
+
+void free_ok(uint64_t ptr)
+{
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+}
