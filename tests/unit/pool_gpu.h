@@ -18,4 +18,12 @@ void pool_end(void);
 uint64_t alloc(size_t bytes);
 void free_ok(uint64_t ptr);
 
+/* For the sleep_ns of a driver: what happens while somebody sleeps; run once, at when_ns. */
+struct pool_event {
+        uint64_t when_ns;
+        void (*what)(void);
+};
+extern struct pool_event event;
+void sleep_and_see(uint64_t ns);
+
 #endif
