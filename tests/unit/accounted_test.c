@@ -165,7 +165,7 @@ static void test_ledger(void)
         start();
         GR_CHECK_EQ(charge(4 * MIB), 0);
         gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 77, &owner, 4 * MIB);
-        GR_CHECK(gr_accounted_take(core.accounted, GR_MEMORY_ARRAY, 77) == NULL); /* another family's handle */
+        GR_CHECK(gr_accounted_take(core.accounted, GR_MEMORY_ARRAY, 77) == NULL); /* another memory kind's handle */
         entry = gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 77);
         GR_CHECK(entry != NULL);
         GR_CHECK(gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 77) == NULL);

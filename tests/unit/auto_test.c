@@ -320,7 +320,7 @@ static void test_least(void)
         gpu_end();
 }
 
-static uint32_t handouts_of(uint64_t ptr)
+static uint32_t generation_of(uint64_t ptr)
 {
         struct gr_block_info info = {0};
 
@@ -332,7 +332,7 @@ static uint32_t handouts_of(uint64_t ptr)
  * Whatever way a block is handed out, and by whichever arena: no other had its number. Few numbers are left out, as the
  * program is told 24 bits of them.
  */
-static void test_handouts(void)
+static void test_generation(void)
 {
         enum { TIMES = 300 };
         static uint32_t seen[3 * TIMES];
@@ -348,14 +348,14 @@ static void test_handouts(void)
         for (unsigned i = 0; i < TIMES; i++) {
                 gr_thread.shard = shards[i % 2] + 1;
                 a = gpu_take(6 * MIB); /* behind a barrier */
-                seen[count++] = handouts_of(a);
+                seen[count++] = generation_of(a);
                 gpu_give(a, 6 * MIB);
                 GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
                 a = gpu_take(6 * MIB); /* the fast path */
-                seen[count++] = handouts_of(a);
+                seen[count++] = generation_of(a);
                 gpu_give(a, 6 * MIB);
                 a = gpu_take(200 * KIB);
-                seen[count++] = handouts_of(a);
+                seen[count++] = generation_of(a);
                 gpu_give(a, 200 * KIB);
         }
         for (size_t i = 0; i < count; i++) {
@@ -978,7 +978,7 @@ int main(int argc, char **argv)
         test_passed();
         test_threads();
         test_least();
-        test_handouts();
+        test_generation();
         test_slight();
         test_spares_barriers();
         test_spares_at_limit(GR_POOL_AUTO);

@@ -106,7 +106,7 @@ static void *take_moved(void *arg)
         return NULL;
 }
 
-static bool no_ghosts(void)
+static bool none_stale(void)
 {
         return !context->split->stale_pages;
 }
@@ -219,7 +219,7 @@ static void test_held(void)
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);
-        check_held(&(struct deed){take_moved, SG_MEM_MAP, no_ghosts}, &c);
+        check_held(&(struct deed){take_moved, SG_MEM_MAP, none_stale}, &c);
         gpu_give(b, 2 * MIB);
         gpu_give(c, 120 * MIB);
         gpu_settle();

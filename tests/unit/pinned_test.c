@@ -858,7 +858,7 @@ static unsigned draw(struct worker *worker, unsigned below)
         return (unsigned)(worker->seed >> 33) % below;
 }
 
-static void *crowd(void *arg)
+static void *allocate_and_free(void *arg)
 {
         struct worker *worker = arg;
         uint64_t held[8];
@@ -907,7 +907,7 @@ static void test_threads(void)
         atomic_store(&core.host->threshold_bytes, 16 * MIB);
         for (unsigned i = 0; i < THREADS; i++) {
                 workers[i].seed = i + 1;
-                pthread_create(&workers[i].thread, NULL, i ? crowd : decay, &workers[i]);
+                pthread_create(&workers[i].thread, NULL, i ? allocate_and_free : decay, &workers[i]);
         }
         for (unsigned i = 0; i < THREADS; i++)
                 pthread_join(workers[i].thread, NULL);
