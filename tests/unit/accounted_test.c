@@ -1,5 +1,4 @@
-/* Memory that the pool does not serve: charged, refused, given room by the ladder, remembered, and gone with its owner.
- */
+/* Memory that the pool does not serve: charged, refused, given room by the ladder, noted, and gone with its owner. */
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>

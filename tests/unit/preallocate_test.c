@@ -1,5 +1,4 @@
-/* Preallocated blocks: how many a class gets, whose they may be, and that many threads share fences and blocks safely.
- */
+/* Preallocated blocks: how many a class gets, whose they may be, and that threads share fences and blocks safely. */
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdlib.h>
@@ -161,8 +160,7 @@ static void test_large_stay(void)
         finish();
 }
 
-/* A block more is paid for once fences have been that were more than the bin has blocks; also for one of two threads.
- */
+/* One block more is paid for by fences, once they were more than the bin has blocks; also for one of two threads. */
 static void test_earned(bool alone)
 {
         size_t bytes = 4096;
@@ -270,8 +268,7 @@ static void test_locked(void)
         finish();
 }
 
-/* A single thread gets no more preallocated blocks than before there were others; what went back may be earned again.
- */
+/* A single thread gets no more preallocated blocks than before there were others; what went back it may earn again. */
 static void test_bounds(void)
 {
         start(4096 * MIB);

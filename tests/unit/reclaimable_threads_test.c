@@ -18,8 +18,7 @@
 #define THREADS    8
 #define ROUNDS     60
 
-/* One for each test, and none destroyed: a thread that has run a reclaimable may be just leaving the registry's lock.
- */
+/* One for each test, and none destroyed: a thread that ran a reclaimable may be just leaving the registry's lock. */
 static struct gr_core cores[6], *core;
 static struct gr_parts parts[6];
 static struct gr_context *context;

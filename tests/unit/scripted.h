@@ -137,7 +137,8 @@ uint64_t sg_misuses(void);
 uint64_t sg_cached_bytes(struct gr_device *device);
 uint64_t sg_counter(struct gr_core *core, enum gr_counter counter);
 
-/* The program's side. sg_alloc is gr_pool_alloc and then owns the block; sg_free is gr_pool_free of a block it owned.
+/*
+ * The program's side. sg_alloc is gr_pool_alloc and then owns the block; sg_free is gr_pool_free of a block it owned.
  */
 int sg_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 int sg_free(struct gr_core *core, uint64_t ptr);

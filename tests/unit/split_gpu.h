@@ -23,8 +23,8 @@ extern bool gpu_mapping;
 
 /*
  * A fresh GPU, core and context, where no more memory is mapped than requests need: that makes what a test expects
- * simple. Random tests set split->ahead_refused to false again. The end checks that memory was not misused since; what was is said
- * on stderr.
+ * simple. Random tests set split->ahead_refused to false again. The end checks that memory was not misused since; what
+ * was is said on stderr.
  */
 void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse);
 void gpu_end(void);

@@ -593,8 +593,7 @@ static void pass(uint64_t *ptr, size_t *bytes)
         *bytes = other_bytes;
 }
 
-/* The block at ptr is found by any address in it; of another one nothing is known but that the question does no harm.
- */
+/* The block at ptr is found by any address in it; of another one nothing is known but that to ask does no harm. */
 static void look(uint64_t *seed, uint64_t ptr, size_t bytes)
 {
         struct gr_split_place place;
