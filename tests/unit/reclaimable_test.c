@@ -1,4 +1,4 @@
-/* Reclaimables, with fake time: who may be in the registry, how a run is waited for, and hooks that fail or come again. */
+/* Reclaimables, with fake time: who is in the registry, how a run is waited for, and hooks that fail or come again. */
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
