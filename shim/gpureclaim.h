@@ -54,8 +54,8 @@ int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimable, uint64
 int gpureclaim_unregister(uint64_t id);
 
 /*
- * Returns memory of device to the driver for others, up to want_bytes (0: as much as there is). Each rung includes
- * those before it:
+ * Returns memory of device to the driver for others, up to want_bytes (0: as much as there is). rung says how far to
+ * go, and each includes those before it:
  *
  *   "purge"   reclaimables give up what is idle, into the cache
  *   "trim"    cached blocks whose last work has finished are returned

@@ -74,8 +74,8 @@ static inline uint64_t gr_sharded_sum(const struct gr_sharded *sharded)
         unsigned threads = atomic_load_explicit(&gr_shard_threads, memory_order_relaxed);
         uint64_t sum = 0;
 
-        for (unsigned i = 0; i < GR_SHARDS && i < threads;
-             i++) /* the rest is zero: reading it would cost cache lines */
+        /* The rest is zero: reading it would cost cache lines. */
+        for (unsigned i = 0; i < GR_SHARDS && i < threads; i++)
                 sum += atomic_load_explicit(&sharded->shards[i].part, memory_order_relaxed);
         return sum;
 }

@@ -52,8 +52,8 @@ struct request {
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_POOLS);
 static struct pool *pools GR_GUARDED_BY(lock);
 static struct orphans GR_GUARDED_BY(lock) orphans[GR_DEVICES_MAX];
-static bool frees_lost
-        GR_GUARDED_BY(lock); /* this driver has been seen to count pool memory as used for ever after its cuMemFree */
+/* This driver has been seen to count pool memory as used for ever after its cuMemFree. */
+static bool frees_lost GR_GUARDED_BY(lock);
 
 /*
  * Guards the frees in stream order that have begun. Held while a pool is destroyed: a free that begins later finds the
