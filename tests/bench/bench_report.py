@@ -1,8 +1,20 @@
-"""What scripts/bench measured, kept as CSV and shown as tables."""
+#!/usr/bin/env python3
+"""What scripts/bench measured, kept as CSV and shown as tables.
 
+    tests/bench/bench_report.py            # writes the figures of results.csv into README.md and docs/benchmarks.md
+    tests/bench/bench_report.py --check    # exit status 1 where they differ, as the test "documents" asks
+    tests/bench/bench_report.py --tables   # prints all of results.csv as tables
+"""
+
+import argparse
 import csv
-import re
+import datetime
 import statistics
+import sys
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+RESULTS = TOP / "tests" / "bench" / "results"
 
 FIELDS = ["group", "table", "row", "column", "unit", "median", "least", "most", "samples"]
 
@@ -28,6 +40,31 @@ TABLES = {
     "programs": "Whole PyTorch programs",
     "instructions": "Instructions of a pair of 1 MiB, by function (driver API, simulated device)",
 }
+
+
+DEFAULT_POOL = "bins"
+
+# The figures of the documents: what it says there, table and row of results.csv, and of a figure in the text row and
+# column. README.md has those with a text of its own.
+FIGURES = [
+    ("`cudaMalloc` + `cudaFree`, 1 MiB, static runtime", "pair_static", "pair 1 MiB", None,
+     "`cudaMalloc` and `cudaFree` of 1 MiB"),
+    ("the same, shared runtime", "pair_shared", "pair 1 MiB", None, None),
+    ("the same, 3 MiB, static runtime", "pair_static", "pair 3 MiB", None, None),
+    ("the same, 1 GiB", "pair_static", "pair 1 GiB", None, None),
+    ("256 live blocks of 4 KiB to 1 MiB", "pair_static", "256 live, 4 KiB to 1 MiB", None, None),
+    ("malloc, empty kernel, free (the kernel alone: {})", "pair_static", "malloc + kernel + free",
+     ("kernel alone", DEFAULT_POOL), None),
+    ("malloc, 10 us kernel, free (the kernel alone: {})", "pair_static", "malloc + 10 us kernel + free",
+     ("10 us kernel alone", DEFAULT_POOL), "malloc, a short kernel, free"),
+    ("malloc, 100 us kernel, free, on 8 streams in turn (kernels alone: {} each)", "pair_static",
+     "8 streams, 100 us kernels, fresh", ("8 streams, 100 us kernels alone", DEFAULT_POOL), None),
+    ("pinned host memory, 64 MiB, allocated and freed", "pinned", "pinned 64 MiB", None,
+     "pinned host memory: 64 MiB, allocated and freed"),
+    ("PyTorch, 100 training steps, `PYTORCH_NO_CUDA_MEMORY_CACHING=1` (its own cache: {})", "programs",
+     "training: time, the first 100 steps", ("training: time, the first 100 steps", "PyTorch"),
+     "PyTorch, 100 training steps without its own cache"),
+]
 
 
 class Results:
@@ -194,7 +231,7 @@ def report(results, pool):
     columns = (column for rows in tables.values() for cells in rows.values() for column in cells)
     order = list(dict.fromkeys([*OTHERS, "PyTorch, preloaded", *columns]))
     lines = ["# What allocating costs", "",
-             "Written by `scripts/bench`; not to be edited. Medians over processes that ran in turns (least .. most of",
+             "Measured by `scripts/bench`. Medians over processes that ran in turns (least .. most of",
              f"them). *bins*, *split* and others are pool kinds of gpureclaim; the default is *{pool}*. *bins, no fences*",
              "hands out what may still be in use: not for use, but the least that any allocator could take there; *empty",
              "hook* hands a freed block to the next request of its size, and does nothing else: the least that a call which",
@@ -219,6 +256,70 @@ def report(results, pool):
     return "\n".join(lines) + "\n"
 
 
-def write(out, results, pool):
-    results.save(out / "results.csv")
-    (out / "README.md").write_text(report(results, pool))
+def figure(results, table, row, column):
+    """The median with its unit, as a document shows them, and as a number; KeyError where it was not measured."""
+    value = statistics.median(results.tables()[table][row][column])
+    unit = results.unit(table, row)
+    shown, unit = (value / 1000, "ms") if unit == "us" and value >= 10000 else (value, unit)
+    text = number(shown)
+    return f"{int(text):,} {unit}" if text.isdigit() else f"{text} {unit}", value
+
+
+def figures(results, in_readme):
+    """The table of a document, as lines."""
+    places, rows = {}, []
+    for text, table, row, beside, readme in FIGURES:
+        if in_readme and not readme:
+            continue
+        try:
+            native, native_value = figure(results, table, row, "native")
+            ours, ours_value = figure(results, table, row, DEFAULT_POOL)
+            text = readme if in_readme else text.format(figure(results, table, *beside)[0] if beside else "")
+        except KeyError:
+            continue
+        factor = float(f"{native_value / ours_value:.2g}")
+        rows.append(f"| {text} | {native} | {ours} | {f'{factor:,.0f}' if factor >= 10 else factor} |")
+        group = next(group for group, t, r, _ in results.samples if (t, r) == (table, row))
+        card, *_, day = results.where[group].split("; ")
+        day = datetime.date.fromisoformat(day)
+        places[f"one {card}, {day.day} {day:%B %Y}"] = True
+    return [f"| {'; '.join(places)} | native | gpureclaim | factor |", "| --- | ---: | ---: | ---: |", *rows]
+
+
+def documents(results):
+    """{path: (its text, what its text ought to be)}"""
+    found = {}
+    for path in (TOP / "README.md", TOP / "docs" / "benchmarks.md"):
+        text = path.read_text()
+        before, begin, rest = text.partition("<!-- figures:begin -->\n")
+        _, end, after = rest.partition("<!-- figures:end -->")
+        table = "\n".join(figures(results, path.name == "README.md"))
+        found[path] = text, f"{before}{begin}{table}\n{end}{after}"
+    return found
+
+
+def write_documents(results):
+    for path, (_, text) in documents(results).items():
+        path.write_text(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    parser.add_argument("--tables", action="store_true", help="print all figures")
+    arguments = parser.parse_args()
+    results = Results()
+    results.load(RESULTS / "results.csv")
+    if arguments.tables:
+        print(report(results, DEFAULT_POOL), end="")
+    elif arguments.check:
+        differing = [path for path, (text, wanted) in documents(results).items() if text != wanted]
+        for path in differing:
+            print(f"The figures in {path.relative_to(TOP)} are not those of results.csv; run tests/bench/bench_report.py.")
+        sys.exit(1 if differing else 0)
+    else:
+        write_documents(results)
+
+
+if __name__ == "__main__":
+    main()

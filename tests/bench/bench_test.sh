@@ -29,11 +29,11 @@ bench --only first,pinned "$build"
 [ $status -eq 0 ] || fail "exit status $status: $(tail -n 3 "$folder/said")"
 for row in cuInit 'a program without CUDA' 'pinned 64 MiB'; do
         [ "$(rows "$row")" -eq 2 ] || fail "not one figure natively and one of ours: $row"
-        grep -q "^| $row" "$folder/out/README.md" || fail "not in the tables: $row"
+        grep -q "^| $row" "$folder/said" || fail "not in the tables: $row"
 done
 
 [ "$(rows "^first,first call,.the library's own part.*,bins,us,")" -eq 1 ] || fail "not one figure of the library's own part"
-grep -q "^| first calls: the library's own part, us |.* [0-9.]* |" "$folder/out/README.md" || fail "the own part is not in short"
+grep -q "^| first calls: the library's own part, us |.* [0-9.]* |" "$folder/said" || fail "the own part is not in short"
 
 # Another group: the figures of the first ones stay.
 grep '^first,' "$folder/out/results.csv" >"$folder/before"
@@ -204,8 +204,8 @@ results.add("pair_static", "kernel alone", "native", "us", 2.0)
 results.start("traces", "a card, a day")
 results.add("traces", "train: most memory held / most live", "PyTorch", "", 1.25)
 results.add("traces", "train: most memory held / most live", "ours", "", 1.5)
-bench_report.write(out, results, "ours")
-text = (out / "README.md").read_text()
+results.save(out / "results.csv")
+text = bench_report.report(results, "ours")
 for expected in (
     "| malloc + free, 1 MiB, static runtime, us | 8 |  | 1 | 0.5 |",
     "| the same / a hook that does nothing, static runtime, x | 16 |  | 2 | 1 |",

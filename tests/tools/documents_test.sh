@@ -2,7 +2,8 @@
 # What the documents say of the sources. Usage: documents_test.sh GPURECLAIM SOURCE_FOLDER
 #
 # The options against the one list: README.md shows some rows of the table, docs/options.md all, and below it a section
-# for each. And each file that is named is there.
+# for each. The figures of README.md and docs/benchmarks.md against the measured ones. And each file that is named is
+# there.
 set -u
 failed=0
 rows=$("$1" options --markdown)
@@ -27,6 +28,8 @@ same docs/options.md "$(grep -A 2 '^### ' docs/options.md | grep -v '^-*$')" "$(
         print "### " substr($1, 3)
         print ($2 == "" ? "V" : "Flag " $2 "; v") "alues: " $3 "; default: " $4
 }' <<<"$rows")"
+
+tests/bench/bench_report.py --check || failed=1
 
 # shellcheck disable=SC2016
 names=$(grep -ohE '`(\.ci|core|shim|tests|tools|scripts|docs)/[^` ]*' ./*.md docs/*.md | tr -d '`' | sort -u)
