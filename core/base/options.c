@@ -14,19 +14,12 @@ const char *const gr_options_limit_includes_words[] = {GR_LIMIT_INCLUDES(WORD) N
 _Static_assert(sizeof(enum gr_reuse) == sizeof(int), "enum options must have the size of int");
 
 const struct gr_option gr_option_table[GR_OPTION_COUNT] = {
-#define GR_OPTION(id, field_, ctype, kind_, words_, default_, min_, max_, flag_, group_, help_)                        \
+#define GR_OPTION(id, field_, ctype, ...)                                                                              \
         [GR_OPTION_##id] = {                                                                                           \
                 .name = #field_,                                                                                       \
                 .env = GR_OPTIONS_PREFIX #id,                                                                          \
-                .flag = flag_,                                                                                         \
-                .group = group_,                                                                                       \
-                .help = help_,                                                                                         \
-                .default_text = default_,                                                                              \
-                .words = words_,                                                                                       \
-                .kind = kind_,                                                                                         \
-                .min = min_,                                                                                           \
-                .max = max_,                                                                                           \
                 .offset = offsetof(struct gr_options, field_),                                                         \
+                __VA_ARGS__,                                                                                           \
         },
 #include "base/options.def"
 #undef GR_OPTION
