@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A process that peaks and then pauses, four times over: natively, with PyTorch's cache, under the library, and under
-the library with decay off. Notes the use of the card over time. Then the last two run in turns, so that drift hits both, and
-without anybody who looks at the card, and their launch latencies are held against each other.
+the library with decay off. Notes the use of the card over time. Then the last two run in turns, so that drift hits
+both, and without a look at the card, and their launch latencies are held against each other.
 
     idle.py --program BUILD/tests/gpu/idle --library BUILD/shim/libgpureclaim.so --out FOLDER [--peak-gib 60]
 

@@ -8,8 +8,8 @@ for more than is free. Natively it is refused where PyTorch keeps a cache of its
 holders register where it is there, it should be served. Meanwhile holders idle, or with --busy they train on.
 Afterwards each trains the same steps from the same state again: the losses must be equal.
 
-Prints "# NAME VALUE" lines. Exit status 1 when a loss differs or a process fails; 77 where nothing can be shown. Whether
-the needy one was served is for whoever calls: "# served 1".
+Prints "# NAME VALUE" lines. Exit status 1 when a loss differs or a process fails; 77 where nothing can be shown.
+Whether the needy one was served is for the caller to judge: "# served 1".
 """
 
 import argparse

@@ -177,7 +177,7 @@ static bool is_mapped_locked(CUdeviceptr dptr, size_t bytes)
         return true;
 }
 
-/* The descriptor for mapped memory stands for nothing; nobody here could use it. */
+/* The descriptor for mapped memory stands for nothing; no code here could use it. */
 SIM_API cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t bytes, CUmemRangeHandleType type,
                                       unsigned long long flags)
 {
