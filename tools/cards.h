@@ -32,8 +32,8 @@ int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other);
 void cards_close(struct card *cards, size_t count);
 
 /*
- * Reads the members again, and what is used of the card: from NVML or, where that is missing, from what the members have
- * last seen. ask: one of them looks at the card now.
+ * Reads the members again, and what is used of the card: from NVML or, where that is missing, from what the members
+ * have last seen. ask: one of them looks at the card now.
  */
 void card_read(struct card *card, bool ask);
 

@@ -232,10 +232,10 @@ def report(results, pool):
     order = list(dict.fromkeys([*OTHERS, "PyTorch, preloaded", *columns]))
     lines = ["# What allocating costs", "",
              "Measured by `scripts/bench`. Medians over processes that ran in turns (least .. most of",
-             f"them). *bins*, *split* and others are pool kinds of gpureclaim; the default is *{pool}*. *bins, no fences*",
-             "hands out what may still be in use: not for use, but the least that any allocator could take there; *empty",
-             "hook* hands a freed block to the next request of its size, and does nothing else: the least that a call which",
-             "comes down to the driver's functions can take.", ""]
+             f"them). *bins*, *split* and others are pool kinds of gpureclaim; the default is *{pool}*. *bins, no",
+             "fences* hands out what may still be in use: not for use, but the least that any allocator could take",
+             "there; *empty hook* hands a freed block to the next request of its size, and does nothing else: the",
+             "least that a call which comes down to the driver's functions can take.", ""]
     for where in dict.fromkeys(results.where.values()):
         groups = [group for group, there in results.where.items() if there == where]
         lines.append(f"{where} ({', '.join(groups)}).")
@@ -315,7 +315,7 @@ def main():
     elif arguments.check:
         differing = [path for path, (text, wanted) in documents(results).items() if text != wanted]
         for path in differing:
-            print(f"The figures in {path.relative_to(TOP)} are not those of results.csv; run tests/bench/bench_report.py.")
+            print(f"The figures in {path.relative_to(TOP)} are not those of results.csv: run bench_report.py.")
         sys.exit(1 if differing else 0)
     else:
         write_documents(results)

@@ -45,8 +45,8 @@ CARDS = ["GRSIM_MEMORY=1GiB", "GRSIM_MEMORY=1GiB", "GRSIM_MEMORY=512MiB", "GRSIM
 # Under a hard limit the program gets what it would get on a card of that size, so natively the card is that small.
 # There managed memory counts, too, and contexts and what graphs hold for themselves do not.
 LIMITS = ["GPURECLAIM_HARD_LIMIT=256MiB", "GPURECLAIM_HARD_LIMIT=400MiB"]
-OTHERS = ["GPURECLAIM_RELEASE_THRESHOLD=0", "GPURECLAIM_RELEASE_THRESHOLD=48MiB", "GPURECLAIM_SOFT_LIMIT=64MiB", "GPURECLAIM_DECAY=5ms",
-          "GPURECLAIM_PINNED_CACHE=0", "GPURECLAIM_PROACTIVE=0", "GPURECLAIM_MALLOC_TRIM=1"]
+OTHERS = ["GPURECLAIM_RELEASE_THRESHOLD=0", "GPURECLAIM_RELEASE_THRESHOLD=48MiB", "GPURECLAIM_SOFT_LIMIT=64MiB",
+          "GPURECLAIM_DECAY=5ms", "GPURECLAIM_PINNED_CACHE=0", "GPURECLAIM_PROACTIVE=0", "GPURECLAIM_MALLOC_TRIM=1"]
 
 SAME, ALLOWED, END = "same", "allowed", "end"
 
@@ -56,7 +56,8 @@ def numbers(text):
 
 
 def in_segments(settings):
-    """Whether a block may lie in a piece of memory up to four times its size that goes back as a whole: split where nothing is mapped."""
+    """Whether a block may lie in a piece of memory up to four times its size that goes back as a whole: split where
+    nothing is mapped."""
     return "POOL=split" in settings and "DEVICES=2" in settings
 
 
@@ -117,7 +118,8 @@ def more_room(native, shim, _settings):
 
 def less_room(native, shim, settings):
     found = re.search(r", asked (\d+) live (\d+) small (\d+) others (\d+) of (\d+)", native)
-    if not found or code(native) not in (0, 900) or code(shim) != 2:  # beyond a limit the driver, which may forbid it, is not asked
+    # Beyond a limit the driver, which may forbid it, is not asked.
+    if not found or code(native) not in (0, 900) or code(shim) != 2:
         return False
     asked, live, small, others, total = map(int, found.groups())
     return asked + live + others + small + larger(live, small, settings) > total
@@ -126,12 +128,16 @@ def less_room(native, shim, settings):
 # (verbs, what is allowed, what follows, why)
 RULES = [
     (("event-query", "stream-query"), either_ready, ALLOWED, "whether work has ended yet is a matter of time"),
-    (("info",), near, ALLOWED, "small blocks share pages in another way, and may be twice as large as was asked for, others an eighth larger; what is freed in "
-     "stream order, and what pools keep, is free at once, or when the stream comes to it; but they keep it until the program waits, which a free is not; of a "
-     "larger piece that is partly live the rest is nobody's to have whole"),
+    (("info",), near, ALLOWED,
+     "small blocks share pages in another way, and may be twice as large as was asked for, others an eighth larger; "
+     "what is freed in stream order, and what pools keep, is free at once, or when the stream comes to it; but they "
+     "keep it until the program waits, which a free is not; of a larger piece that is partly live the rest is nobody's "
+     "to have whole"),
     (("left",), near_left, ALLOWED, "as info, with nothing live"),
-    (("share", "lend"), refused_share, ALLOWED, "a part of a larger mapping has no legacy handle of its own: the documentation says so"),
-    (("free", "free-async"), refused_beside, END, "beside a capture a free that the library does not take is the driver's, and refused as without it"),
+    (("share", "lend"), refused_share, ALLOWED,
+     "a part of a larger mapping has no legacy handle of its own: the documentation says so"),
+    (("free", "free-async"), refused_beside, END,
+     "beside a capture a free that the library does not take is the driver's, and refused as without it"),
     (("free",), freed_beside_dead, END, "a block's context says where it goes, whatever ended context is current"),
     (("alloc", "pitch", "host", "async", "managed", "map", "most", "left"), more_room, END,
      "the library may find room where the driver finds none; what follows is another program"),
@@ -189,11 +195,12 @@ class Runner:
                 env["GRSIM_MEMORY"] = limit(how)
         self.runs += 1
         try:
-            done = subprocess.run(arguments, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                  timeout=TIME_LIMIT, text=True, errors="replace")
+            done = subprocess.run(arguments, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, timeout=TIME_LIMIT, text=True, errors="replace")
             status, out, err = done.returncode, done.stdout, done.stderr
         except subprocess.TimeoutExpired as late:
-            status, out, err = "no end", (late.stdout or b"").decode(errors="replace"), (late.stderr or b"").decode(errors="replace")
+            out, err = ((text or b"").decode(errors="replace") for text in (late.stdout, late.stderr))
+            status = "no end"
         lines = out.splitlines()
         lines.sort(key=lambda line: int(line.split()[0]) if line[:1].isdigit() else 1 << 30)
         return status, lines, err
@@ -205,7 +212,8 @@ class Runner:
             out.write("\n".join(lines) + "\n")
         status, native, err = self.run(path, how, False)
         if status != 0 or "sim: misuse" in err or any("WRONG" in line for line in native):
-            return "native: the program itself is wrong (%s)\n%s" % (status, err[-600:] + "\n".join(l for l in native[-5:] if l))
+            last = "\n".join(line for line in native[-5:] if line)
+            return "native: the program itself is wrong (%s)\n%s" % (status, err[-600:] + last)
         for verb, text in [re.match(r"\d+ ([\w-]+): (.*)", line).groups() for line in native]:
             count = self.counts[verb]
             count[0] += 1
@@ -233,7 +241,8 @@ class Runner:
 def kind(difference):
     """So that a shorter program shows the same: which line differs, how, without its number."""
     lines = difference.splitlines()[:2]
-    text = " ".join(re.sub(r"0x\w+|\b[mc]?\d{2,}|\bm\d", "#", re.sub(r": *\d+ (?=[a-z])", ": ", line)) for line in lines)
+    lines = (re.sub(r": *\d+ (?=[a-z])", ": ", line) for line in lines)
+    text = " ".join(re.sub(r"0x\w+|\b[mc]?\d{2,}|\bm\d", "#", line) for line in lines)
     return text if text.startswith("native:  ") else text[:60]
 
 
@@ -266,7 +275,8 @@ class Writer:
         self.devices = devices
         self.lines = []
         self.memory = {}  # slot: (kind, home)
-        self.streams, self.events, self.pools, self.graphs, self.execs, self.contexts = {}, set(), set(), set(), set(), {0}
+        self.streams, self.contexts = {}, {0}
+        self.events, self.pools, self.graphs, self.execs = set(), set(), set(), set()
         self.captures = {}  # stream: whether it began the capture
         self.bytes, self.freed = {}, 0  # of what is live, and of what another thread may still have to free
         self.doors = self.random.choice((5, 5, 7))
@@ -321,7 +331,8 @@ class Writer:
             "async": "async m%d %d s%d %d p%d" % (m, size, home, door, self.pick(self.pools | {0})),
             "map": "map m%d %d s%d %d" % (m, 1 + size % 7, home, self.random.randrange(2)),
         }[kind], thread)
-        self.put("fill m%d %d" % (m, self.random.choice((-1, -1, 0, 0, 0, 300, 2000, 6000))), int(self.lines[-1][0]) if home == 1 else None)
+        self.put("fill m%d %d" % (m, self.random.choice((-1, -1, 0, 0, 0, 300, 2000, 6000))),
+                 int(self.lines[-1][0]) if home == 1 else None)
 
     def room(self, m, size):
         """Where lines run in any order, which of them fails on a full card is chance: it must not get full."""
@@ -343,7 +354,8 @@ class Writer:
         door = self.random.randrange(self.doors)
         how = self.random.choice((0, 0, 0, 0, 0, 0, 1, 2)) if not self.race else 0
         if kind == "async" and self.random.random() < .8 or kind == "device" and self.random.random() < .1:
-            self.put("free-async m%d s%d %d %d" % (m, home if self.random.random() < .7 or home in self.captures else self.stream(), door, how))
+            stays = self.random.random() < .7 or home in self.captures
+            self.put("free-async m%d s%d %d %d" % (m, home if stays else self.stream(), door, how))
         else:
             self.put("free m%d %d %d" % (m, door, how))
 
@@ -371,7 +383,8 @@ class Writer:
     def streams_and_events(self):
         s, e = self.stream(), self.pick(self.events)
         new = self.free_slot(self.events, 0, 8)
-        what = self.random.choice(("make", "spin", "spin", "sync", "query", "destroy", "event", "event", "capturing", "close"))
+        what = self.random.choice(("make", "spin", "spin", "sync", "query", "destroy", "event", "event", "capturing",
+                                   "close"))
         if what == "make":
             self.make_stream()
         elif what == "spin":
@@ -394,7 +407,8 @@ class Writer:
             self.events.add(new)
             self.put("event e%d" % new)
         else:
-            self.put(self.random.choice(("record e%d s%d" % (e, s), "wait s%d e%d" % (s, e), "event-sync e%d" % e, "event-query e%d" % e)))
+            self.put(self.random.choice(("record e%d s%d" % (e, s), "wait s%d e%d" % (s, e), "event-sync e%d" % e,
+                                         "event-query e%d" % e)))
 
     def capture(self):
         r = self.random
@@ -456,7 +470,8 @@ class Writer:
             self.put("pool p%d %d" % (new, 0 if self.race else self.random.choice((0, 0, 64 * MIB))))
             return
         what = self.random.choice(("trim", "keep", "used", "used", "current", "destroy"))
-        self.put({"trim": "pool-trim p%d 0" % p, "keep": "pool-keep p%d %d" % (p, self.random.choice((0, 32 * MIB, 1 << 40))),
+        self.put({"trim": "pool-trim p%d 0" % p,
+                  "keep": "pool-keep p%d %d" % (p, self.random.choice((0, 32 * MIB, 1 << 40))),
                   "used": "pool-used p%d" % p, "current": "pool-current p%d" % self.random.choice((0, p)),
                   "destroy": "pool-destroy p%d" % p}[what])
         if what == "destroy":
@@ -467,7 +482,8 @@ class Writer:
 
     def context(self):
         r = self.random
-        what = r.choice(("new", "new", "use", "use", "use", "use", "destroy", "attach", "detach", "reset", "retain", "release", "exit"))
+        what = r.choice(("new", "new", "use", "use", "use", "use", "destroy", "attach", "detach", "reset", "retain",
+                         "release", "exit"))
         c, new = self.pick(self.contexts), self.free_slot(self.contexts, 1, 5)
         if what in ("destroy", "attach", "detach") and r.random() < .9:
             c = self.pick(self.contexts - {0})
@@ -576,7 +592,8 @@ def main():
     parser.add_argument("build")
     parser.add_argument("--seconds", type=float, default=float(os.environ.get("GR_TEST_SECONDS", 20)))
     parser.add_argument("--only", type=int, help="one program of the seed, by its number")
-    parser.add_argument("--seed", type=int, default=int(os.environ.get("GR_TEST_SEED", 0)) or random.randrange(1, 1 << 30))
+    parser.add_argument("--seed", type=int,
+                        default=int(os.environ.get("GR_TEST_SEED", 0)) or random.randrange(1, 1 << 30))
     parser.add_argument("--keep")
     parser.add_argument("--verbose", action="store_true", help="at the end, how many lines of each kind were run")
     parser.add_argument("--replay", nargs="+")

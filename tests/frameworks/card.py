@@ -13,7 +13,8 @@ class _Memory(ctypes.Structure):
 
 
 class Card:
-    """Use of the first card that CUDA shows the process, in MiB, relative to the moment this object was made (before CUDA starts)."""
+    """Use of the first card that CUDA shows the process, in MiB, relative to the moment this object was made (before
+    CUDA starts)."""
 
     def __init__(self):
         self._device = ctypes.c_void_p()

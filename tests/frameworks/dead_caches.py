@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""A model just too large by what dead caches hold: PyTorch, CuPy, JAX and a stream-ordered pool in one process each fill
-a cache and drop all of it, PyTorch the largest; then a model in CuPy needs more than what is left without PyTorch's.
+"""A model just too large by what dead caches hold: PyTorch, CuPy, JAX and a stream-ordered pool in one process each
+fill a cache and drop all of it, PyTorch the largest; then a model in CuPy needs more than what is left without
+PyTorch's.
 
     dead_caches.py [--card-gib N]     N: pretend that the card is that small, by holding the rest
 
 Natively it ends with an error: "model: refused", as CuPy empties its own cache and the driver takes its pools back, but
 nobody asks PyTorch. Under the library the model gets its memory: "model: served".
-CuPy's pool is registered by hand, as a program would do it; JAX runs on cuMemAllocAsync (its other allocator has no call
-that gives memory back). Frameworks that are missing are left out. Lines "# name value" tell what each cache held.
+CuPy's pool is registered by hand, as a program would do it; JAX runs on cuMemAllocAsync (its other allocator has no
+call that gives memory back). Frameworks that are missing are left out. Lines "# name value" tell what each cache held.
 Exit status 1 when memory did not hold what was written or a framework did not go on.
 """
 
@@ -162,7 +163,8 @@ if address:
     host = (ctypes.c_uint8 * 2)()
     good = driver.cuMemsetD8_v2(ctypes.c_uint64(address), ctypes.c_ubyte(5), ctypes.c_size_t(need)) == 0
     for at, offset in enumerate((0, need - 1)):
-        good &= driver.cuMemcpyDtoH_v2(ctypes.byref(host, at), ctypes.c_uint64(address + offset), ctypes.c_size_t(1)) == 0
+        good &= driver.cuMemcpyDtoH_v2(ctypes.byref(host, at), ctypes.c_uint64(address + offset),
+                                       ctypes.c_size_t(1)) == 0
     check(good and list(host) == [5, 5], "the model's memory holds what was written")
     if cupy:
         del model

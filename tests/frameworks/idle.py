@@ -96,7 +96,8 @@ def run(name, command, **settings):
     samples = []
     if os.path.exists(path):
         with open(path, newline="") as file:
-            samples = [(float(row["seconds"]) - figures["freed_at_s"], float(row["mib"])) for row in csv.DictReader(file)]
+            begin = figures["freed_at_s"]
+            samples = [(float(row["seconds"]) - begin, float(row["mib"])) for row in csv.DictReader(file)]
         os.remove(path)
     return figures, samples
 
@@ -127,10 +128,12 @@ with open(os.path.join(args.out, "idle.csv"), "w", newline="") as file:
     writer.writerows((name, f"{s:.3f}", f"{m:.1f}") for name, (_, samples) in runs.items() for s, m in samples)
 
 for name, (figures, _) in runs.items():
-    rounds = ", ".join(f"{p} {figures[f'round_us_{p}']:.2f}" for p in ("p50", "p99", "max") if f"round_us_{p}" in figures)
+    parts = (p for p in ("p50", "p99", "max") if f"round_us_{p}" in figures)
+    rounds = ", ".join(f"{p} {figures[f'round_us_{p}']:.2f}" for p in parts)
     print(
-        f"{name}: peak {figures['peak_mib']:.0f} MiB, {figures['end_mib']:.0f} MiB after {args.seconds:g} s, longest free "
-        f"{figures.get('free_max_us', 0):.0f} us, freeing all {figures['free_all_ms']:.2f} ms; kernels beside, us: {rounds or '-'}"
+        f"{name}: peak {figures['peak_mib']:.0f} MiB, {figures['end_mib']:.0f} MiB after {args.seconds:g} s, longest "
+        f"free {figures.get('free_max_us', 0):.0f} us, freeing all {figures['free_all_ms']:.2f} ms; kernels beside, "
+        f"us: {rounds or '-'}"
     )
 print(f"launch latency, medians of {args.repeat} runs each, decay on / decay off = ratio:")
 for what in ("launch_us", "round_us"):
@@ -141,8 +144,8 @@ for what in ("launch_us", "round_us"):
         error = statistics.stdev(pairs) / len(pairs) ** 0.5 if len(pairs) > 1 else float("nan")
         on_runs, off_runs = (" ".join(f"{figures[f'{what}_{part}']:.1f}" for figures, _ in runs) for runs in (on, off))
         print(
-            f"{what}_{part}: {with_it:.2f} / {without:.2f} = {with_it / without:.3f}; pairs {statistics.mean(pairs):.3f} "
-            f"+- {error:.3f} (on: {on_runs}; off: {off_runs})"
+            f"{what}_{part}: {with_it:.2f} / {without:.2f} = {with_it / without:.3f}; pairs "
+            f"{statistics.mean(pairs):.3f} +- {error:.3f} (on: {on_runs}; off: {off_runs})"
         )
 # All but the context and the little that the program still has must be back; with decay off it must not.
 left = max(figures["end_mib"] - figures["context_mib"] for figures, _ in on)

@@ -185,7 +185,8 @@ def main():
     if args.own_cache == 0:
         os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     each = (args.hold_gib or int(free * 0.72 / 1024)) // args.holders
-    holders = [Process("--role", "hold", "--amount", each, *(["--busy"] if args.busy else [])) for _ in range(args.holders)]
+    busy = ["--busy"] if args.busy else []
+    holders = [Process("--role", "hold", "--amount", each, *busy) for _ in range(args.holders)]
     for holder in holders:
         holder.hear()
     alone = [holder.ask("steps") for holder in holders]  # one after the other: nobody beside it

@@ -16,7 +16,8 @@ class Memory(ctypes.Structure):
 
 
 class MemoryV2(ctypes.Structure):
-    _fields_ = [("version", ctypes.c_uint)] + [(name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")]
+    _fields_ = [("version", ctypes.c_uint)]
+    _fields_ += [(name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")]
 
 
 def must(code, what):
@@ -54,7 +55,8 @@ def main():
         must(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)), "cuMemGetInfo")
         must(nvml.nvmlDeviceGetMemoryInfo(card, ctypes.byref(first)), "nvmlDeviceGetMemoryInfo")
         must(nvml.nvmlDeviceGetMemoryInfo_v2(card, ctypes.byref(second)), "nvmlDeviceGetMemoryInfo_v2")
-        print(f"{taken >> 20} MiB taken: {first.used >> 20} of {first.total >> 20} MiB used, {second.reserved} reserved")
+        used = f"{first.used >> 20} of {first.total >> 20} MiB used"
+        print(f"{taken >> 20} MiB taken: {used}, {second.reserved} reserved")
         failed |= (first.total, first.free) != (limit, free.value) or (second.total, second.free) != (limit, free.value)
         failed |= first.used != limit - free.value or second.used != first.used or first.used < taken
     must(cuda.cuMemFree_v2(pointer), "cuMemFree")

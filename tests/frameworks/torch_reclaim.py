@@ -84,7 +84,8 @@ plans, before = torch.backends.cuda.cufft_plan_cache[0].size, gpureclaim.status(
 gpureclaim.reclaim(rung="drop")
 left = torch.backends.cuda.cufft_plan_cache[0].size
 back = gpureclaim.status()["card_free_bytes"] - before
-check(plans >= 8 and left == 0, f"cuFFT: {plans} plans, {left} left; with all the rest {mib(back)} more free on the card")
+check(plans >= 8 and left == 0,
+      f"cuFFT: {plans} plans, {left} left; with all the rest {mib(back)} more free on the card")
 same = all(torch.equal(torch.fft.fft(signal), spectrum) for signal, spectrum in zip(signals, spectra))
 check(same, "cuFFT: the same spectra afterwards")
 del signals, spectra
@@ -114,7 +115,8 @@ def train(disturb):
     """The losses of 40 steps, with a reclaim of everything after each third one."""
     torch.manual_seed(7)
     model = torch.nn.Sequential(
-        torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 8)
+        torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024), torch.nn.ReLU(),
+        torch.nn.Linear(1024, 8)
     ).cuda()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     losses = []

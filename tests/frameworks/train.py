@@ -17,8 +17,10 @@ from card import Card, find_torch
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--deterministic", action="store_true")
-parser.add_argument("--turns", action="store_true", help="wait for a line of input before each ten steps, and time each ten")
-parser.add_argument("--times", metavar="LIBRARY", help="with --turns: tell the time in PyTorch's allocator, too (torch_times.c)")
+parser.add_argument("--turns", action="store_true",
+                    help="wait for a line of input before each ten steps, and time each ten")
+parser.add_argument("--times", metavar="LIBRARY",
+                    help="with --turns: tell the time in PyTorch's allocator, too (torch_times.c)")
 args = parser.parse_args()
 
 if args.deterministic:

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Whether `gpureclaim wait` starts a program when there is room, neither before nor much later, and takes no memory itself.
+"""Whether `gpureclaim wait` starts a program when there is room, neither before nor much later, and takes no memory
+itself.
 
     wait_check.py GPURECLAIM
 

@@ -118,7 +118,8 @@ def what_is_not_ours(scene):
     scene.check(status(scene) == [], f"one that is switched off is not seen: {status(scene)}")
     keeper.end()
     # One that looks itself says it to those who cannot.
-    looker = scene.start(GPURECLAIM_LIMIT_INCLUDES="process", **{**nvml, "LD_LIBRARY_PATH": f"{scene.folder}/lib:{sim}"})
+    looker = scene.start(GPURECLAIM_LIMIT_INCLUDES="process",
+                         **{**nvml, "LD_LIBRARY_PATH": f"{scene.folder}/lib:{sim}"})
     with open(listing, "w", encoding="ascii") as file:
         file.write(f"{looker.pid} 40\n")
     looker.ask("total", 0)

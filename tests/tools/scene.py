@@ -46,7 +46,8 @@ class Scene:
 
     def run(self, *arguments, **environment):
         done = subprocess.run(
-            [self.command, *arguments], env={**self.environment, **environment}, capture_output=True, text=True, timeout=60
+            [self.command, *arguments], env={**self.environment, **environment}, capture_output=True, text=True,
+            timeout=60
         )
         return done.returncode, done.stdout, done.stderr
 
@@ -70,8 +71,8 @@ class Process:
         self.pid = self._process.pid
 
     def ask(self, *words):
-        """"alloc DEVICE MIB", "free", "open DEVICE MIB" (another's memory) and "close" answer the driver's result, "total
-        DEVICE" MiB."""
+        """"alloc DEVICE MIB", "free", "open DEVICE MIB" (another's memory) and "close" answer the driver's result,
+        "total DEVICE" MiB."""
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())

@@ -183,7 +183,8 @@ def watch(scene):
     check(terminal.shows(second + ".*512.000 MiB"), "and shown")
     # Down, and past the end: the last one stays selected.
     terminal.type("sss\x1bOB\x1bOB\x1bOBt")
-    check(terminal.shows("sort .reserved.") and terminal.shows(f"Trim the cache of {cached.pid}"), "selecting with keys")
+    check(terminal.shows("sort .reserved.") and terminal.shows(f"Trim the cache of {cached.pid}"),
+          "selecting with keys")
     terminal.type("n")
     terminal.resize(12, 70)
     check(terminal.shows("PID", first, second, "q quit"), "a smaller terminal")
@@ -209,7 +210,8 @@ def watch(scene):
 
 
 def no_terminal(scene):
-    done = subprocess.run([command, "top"], env=scene.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run([command, "top"], env=scene.environment, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True)
     scene.check(done.returncode == 2 and "needs a terminal" in done.stderr, f"without a terminal: {done}")
 
 

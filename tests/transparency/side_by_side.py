@@ -12,9 +12,9 @@ the same library, as where time on a card is short.
 With --tests, a list runs test files of another project, in a fresh copy of that project's folder; COMMAND is
 project_tests.py, and what is compared is how each test ended.
 
-With --warm the library is one whose pool is full of used blocks from the start (warm.c), so that each program's requests
-come from the cache. What differs then is looked at once more, with fresh memory of the driver's that is merely not zero:
-a program that differs in the same way there has itself to thank for it.
+With --warm the library is one whose pool is full of used blocks from the start (warm.c), so that each program's
+requests come from the cache. What differs then is looked at once more, with fresh memory of the driver's that is merely
+not zero: a program that differs in the same way there has itself to thank for it.
 """
 
 import argparse
@@ -256,7 +256,8 @@ class Runner:
         if program.project:
             outcome.read_tests(result)
         else:
-            result.files = {name: digest for name, digest in outcome.digests(work).items() if before.get(name) != digest}
+            after = outcome.digests(work)
+            result.files = {name: digest for name, digest in after.items() if before.get(name) != digest}
         served = self.served(place)
         shutil.rmtree(place, ignore_errors=True)
         return result, served
@@ -448,7 +449,8 @@ def table(rows, arguments, finished, took):
         "preloaded on the same card. *Same* means: equal exit status, equal output, equal files left behind.",
         f"Not compared: {', '.join(outcome.rules())}.",
         "Where native runs differ among themselves, the note says in what, and the shim's run differs in nothing else.",
-        "Of a project's own tests, file by file, each test must end alike: passed, failed (with the same exception), skipped.",
+        "Of a project's own tests, file by file, each test must end alike: passed, failed (with the same exception), "
+        "skipped.",
         "",
     ]
     if any(finished.cards):
@@ -457,8 +459,10 @@ def table(rows, arguments, finished, took):
         lines += ["Settings of the shim: " + ", ".join(f"`{item}`" for item in arguments.set) + ".", ""]
     if arguments.warm:
         lines += [
-            "Each run of the shim began with a pool full of used blocks (`tests/transparency/warm.c`), none of whose bytes is zero",
-            "unless the program made it so. *Unset memory*: the program reads what it has not written, for it differs in",
+            "Each run of the shim began with a pool full of used blocks (`tests/transparency/warm.c`), none of whose "
+            "bytes is zero",
+            "unless the program made it so. *Unset memory*: the program reads what it has not written, for it differs "
+            "in",
             "the same way, without a cache, where only the driver's fresh memory is not zero.",
             "",
         ]

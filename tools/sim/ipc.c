@@ -95,7 +95,7 @@ SIM_API cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
         return CUDA_SUCCESS;
 }
 
-/* Finds what ctx, or (NULL) any context, has opened by words, from an imported pool or (NULL) by legacy IPC. Lock held. */
+/* Finds what ctx, or (NULL) any context, opened by words, from an imported pool or (NULL) by legacy IPC. Lock held. */
 static struct opening *opened(CUcontext ctx, CUmemoryPool pool, const struct ipc_handle *words)
 {
         struct opening *opening = openings;

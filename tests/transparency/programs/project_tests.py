@@ -3,8 +3,8 @@
 
 project_tests.py SECONDS PATH [PYTEST_ARGUMENT...]
 
-No test begins after SECONDS (times GR_TEST_LONGER), so that a run ends by itself; those that did run can still be compared. Exit status 0 when
-the file could be run, whatever its tests said.
+No test begins after SECONDS (times GR_TEST_LONGER), so that a run ends by itself; those that did run can still be
+compared. Exit status 0 when the file could be run, whatever its tests said.
 """
 
 import os
