@@ -49,9 +49,9 @@ static uint64_t own_epoch(const struct request *request)
 }
 
 /*
- * Takes that block, of own_epoch, after a barrier, laid by this thread or another one, where that costs no more than its
- * call. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of all arenas
- * usable, while threads that look into each other's bins wait for each other's locks.
+ * Takes that block, of own_epoch, after a barrier, laid by this thread or another one, where that costs no more than
+ * its call. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of all
+ * arenas usable, while threads that look into each other's bins wait for each other's locks.
  */
 static struct gr_block *take_own_behind_barrier(const struct request *request, uint64_t epoch)
 {
@@ -68,10 +68,10 @@ static struct gr_block *take_own_behind_barrier(const struct request *request, u
 }
 
 /*
- * Whether a request should take fresh memory rather than pay for what makes freed memory usable: a barrier or, where that
- * is dear, a look at the events. In a loop of allocations and frees, one of them then readies many blocks instead of one.
- * Bins have rules for that (cache/preallocate.h). Small requests of segments may use the slack, while nothing exceeds
- * that or a limit.
+ * Whether a request should take fresh memory rather than pay for what makes freed memory usable: a barrier or, where
+ * that is dear, a look at the events. In a loop of allocations and frees, one of them then readies many blocks instead
+ * of one. Bins have rules for that (cache/preallocate.h). Small requests of segments may use the slack, while nothing
+ * exceeds that or a limit.
  */
 static bool wants_fresh(const struct request *request)
 {

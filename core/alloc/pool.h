@@ -27,7 +27,8 @@ int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
  * block ends it, and the block is handed out:
  *
  *   1 take_own_behind_barrier  a block of the thread's own bin or fastbin, after a barrier. Where blocks wait there and
- *                              a barrier is cheap it takes the place of 2 and 3; now and then 4 comes first (wants_fresh)
+ *                              a barrier is cheap it takes the place of 2 and 3; now and then 4 comes first
+ *                              (wants_fresh)
  *   2 gr_source_take           a usable block of any bin, or a usable range (alloc/source.h)
  *   3 take_fenced              the same, after a barrier where that is cheap, else after a look at the events
  *   4 gr_source_fresh          fresh memory of the driver, within the budget

@@ -21,8 +21,8 @@
 #define PEAK_LOOK_HITS 64 /* hits between looks at the peak of live memory */
 #define GENERATIONS    64 /* that an arena takes at once */
 /*
- * How much fastbins may hold in ranges above 1 MiB (gr_arena_fastbins_have_room); a share of 16 is a 16th of the peak of
- * live memory.
+ * How much fastbins may hold in ranges above 1 MiB (gr_arena_fastbins_have_room); a share of 16 is a 16th of the peak
+ * of live memory.
  */
 #define FASTBIN_SHARE       256                 /* those of all arenas together */
 #define FASTBIN_LEAST_BYTES (UINT64_C(2) << 20) /* those of one arena, in any case */

@@ -134,7 +134,8 @@ uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes);
 
 /*
  * Hands a CACHED block that the caller owns, and that is in no list, to the program with the calling thread's arena as
- * its home, so that its free may take the fast path into a fastbin. Only ranges of pool kind auto. Returns its address; 0: it was not handed out and is unchanged. No lock from GR_RANK_ARENA up is held.
+ * its home, so that its free may take the fast path into a fastbin. Only ranges of pool kind auto. Returns its address;
+ * 0: it was not handed out and is unchanged. No lock from GR_RANK_ARENA up is held.
  */
 uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes);
 

@@ -144,7 +144,7 @@ static void test_proactive_share(void)
                 sg_advance(cases[i].due_us * 20);
                 gr_proactive_run(context);
                 GR_CHECK_EQ(purged.calls, 1);
-                GR_CHECK(!core.proactive->fruitful);                                     /* it freed nothing */
+                GR_CHECK(!core.proactive->fruitful);                                   /* it freed nothing */
                 GR_CHECK_EQ(atomic_load(&core.counters.rungs[GR_RUNG_TRIM].tries), 0); /* as nothing was cached */
                 GR_CHECK_EQ(core.proactive->fruitless, cases[i].fruitless < 6 ? cases[i].fruitless + 1 : 6);
 

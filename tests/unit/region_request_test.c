@@ -472,8 +472,7 @@ static void test_orders(void)
         GR_CHECK(gr_region_await(one, (unsigned)two->slot, two->token, sequence, &patience));
         GR_CHECK(!gr_region_take(two, &request));
         /* A huge wish is no overflow. */
-        gr_region_request(one, (unsigned)two->slot,
-                          &(struct gr_request){.want_bytes = UINT64_MAX, .rung = UINT32_MAX});
+        gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.want_bytes = UINT64_MAX, .rung = UINT32_MAX});
         GR_CHECK(gr_region_take(two, &request));
         GR_CHECK(request.want_bytes <= UINT64_C(1) << 50);
         GR_CHECK_EQ(request.rung, 0);

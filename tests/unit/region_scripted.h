@@ -17,9 +17,9 @@ int region_end(void);
 
 extern const struct gr_region_ops ops; /* on the time and the processes below */
 extern uint64_t now_ns;
-extern enum gr_process_state peers[64];  /* by pid; start time 1000 + pid */
-extern _Atomic unsigned looks;  /* at other processes */
-extern _Atomic uint32_t *woken; /* the last */
+extern enum gr_process_state peers[64]; /* by pid; start time 1000 + pid */
+extern _Atomic unsigned looks;          /* at other processes */
+extern _Atomic uint32_t *woken;         /* the last */
 
 /* The nth call of this function of the system from now on fails, once, with this error; then the next one counts. */
 struct region_failure {
