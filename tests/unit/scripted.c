@@ -106,6 +106,7 @@ static struct {
         uint8_t refs[PAGES];  /* how many mappings of the page there are, and one for its handle */
         struct address addresses[AREAS * AREA_PAGES];
         unsigned areas, reserved, handles;
+        bool area_used[AREAS];
         struct slab *slabs[PAGES];
         struct fault faults[SG_OP_COUNT];
         unsigned calls[SG_OP_COUNT];
@@ -507,17 +508,25 @@ static int mem_release(void *handle, const uint64_t *ptrs, size_t count, size_t 
 
 static int mem_reserve(void *handle, size_t bytes, uint64_t *ret_ptr)
 {
+        size_t area = 0;
         int rc = enter(SG_MEM_RESERVE);
 
         if (rc)
                 return leave(rc);
         check_context(handle, "a reservation");
-        /* Threads may open an expandable segment at once; all but one give theirs up. */
-        if (bytes > AREA_PAGES * PAGE || sg.areas == AREAS) {
+        /* Given up ones come again only when all others are used: threads may open an expandable segment at once */
+        if (sg.areas < AREAS) {
+                area = sg.areas++;
+        } else {
+                while (area < AREAS && sg.area_used[area])
+                        area++;
+        }
+        if (bytes > AREA_PAGES * PAGE || area == AREAS) {
                 misuse("more addresses than there are: %zu", bytes);
                 return leave(-ENOMEM);
         }
-        *ret_ptr = SG_VBASE + sg.areas++ * AREA_PAGES * PAGE;
+        sg.area_used[area] = true;
+        *ret_ptr = SG_VBASE + area * AREA_PAGES * PAGE;
         sg.reserved++;
         return leave(0);
 }
@@ -526,6 +535,7 @@ static void mem_unreserve(uint64_t ptr, size_t bytes)
 {
         pthread_mutex_lock(&sg.lock);
         sg.reserved--;
+        sg.area_used[(ptr - SG_VBASE) / (AREA_PAGES * PAGE)] = false;
         for (uint64_t at = ptr; at < ptr + bytes; at += PAGE)
                 if (address_of(at)->page)
                         misuse("addresses given up with memory behind them: 0x%" PRIx64, at);

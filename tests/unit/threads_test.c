@@ -125,7 +125,7 @@ static void *work(void *arg)
 {
         struct worker *worker = arg;
         uint64_t ptrs[HELD_MAX];
-        uint64_t hard_bytes = atomic_load(&core.devices[0].hard_bytes);
+        uint64_t hard_bytes = atomic_load(&core.devices[0].hard_bytes), used_bytes;
         unsigned count = 0;
 
         while (!stop || count > 0) {
@@ -161,7 +161,8 @@ static void *work(void *arg)
                         sg_advance(draw(worker, 50000));
                 }
                 /* A slab that the driver opens unasked is held for a moment, by each thread at most one. */
-                if (sg_used_bytes(0) > hard_bytes && sg_used_bytes(0) - hard_bytes > THREADS * GR_PAGE_BYTES)
+                used_bytes = sg_used_bytes(0);
+                if (used_bytes > hard_bytes && used_bytes - hard_bytes > THREADS * GR_PAGE_BYTES)
                         over = true;
                 if (atomic_load(&core.devices[0].reserved_bytes) > hard_bytes)
                         over = true;
