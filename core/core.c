@@ -1,5 +1,6 @@
 #include "core.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,7 @@ struct context_parts {
 void gr_core_init(struct gr_core *core, struct gr_parts *parts, const struct gr_driver *driver,
                   const struct gr_config *config)
 {
+        assert(driver && driver->mem_alloc && driver->mem_free && driver->now_ns && driver->sleep_ns);
         memset(core, 0, sizeof(*core));
         memset(parts, 0, sizeof(*parts));
         core->driver = driver;
@@ -49,6 +51,8 @@ static struct gr_context *context_new(struct gr_core *core, int device)
         struct context_parts *parts = gr_metadata_alloc(sizeof(*parts));
         struct gr_context *context;
 
+        assert(device >= 0 && device < GR_DEVICES_MAX);
+        gr_assert_locked(&core->contexts_lock);
         if (!parts)
                 return NULL;
         context = &parts->context;
@@ -123,6 +127,7 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
         for (context = core->contexts; context && !dead; context = context->next)
                 if (!context->alive && context->device->ordinal == device)
                         dead = context;
+        assert(!dead || !dead->joining);
         context = dead; /* empty since it was dropped */
         if (dead)
                 gr_fence_reset(dead->fence); /* a late free may have closed an epoch since, or failed to */
@@ -171,7 +176,10 @@ void gr_core_stream_will_wait(struct gr_core *core)
 
 void gr_core_stream_waits(struct gr_core *core)
 {
-        atomic_fetch_add(&core->waits_given, 1);
+        uint64_t before = atomic_fetch_add(&core->waits_given, 1);
+
+        assert(before < atomic_load(&core->waits_begun)); /* gr_core_stream_will_wait comes first */
+        (void)before;
 }
 
 void gr_core_will_capture(struct gr_core *core)

@@ -1,5 +1,6 @@
 #include "alloc/source.h"
 
+#include <assert.h>
 #include <errno.h>
 
 #include "account/budget.h"
@@ -50,6 +51,7 @@ GR_HOT_CODE struct gr_block *gr_source_take(struct gr_context *context, size_t b
         if (gr_pool_kind_split_serves(context, bytes) || (may_be_larger && gr_pool_kind_is_split(context))) {
                 struct gr_block *block = gr_split_take(context, bytes, may_be_larger);
 
+                assert(!block || (block->flags & GR_BLOCK_SPLIT && block->capacity_bytes >= bytes));
                 if (block)
                         /* The bins may still have a block: from before the move to split, or a pitched one */
                         return block;
@@ -81,6 +83,8 @@ int gr_source_fresh_plain(struct gr_context *context, size_t bytes, gr_source_al
         uint64_t reserved, ptr;
         int rc;
 
+        assert(bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && capacity >= bytes);
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* of the driver, and of what it may wait for */
         rc = gr_budget_reserve(device, capacity, &reserved);
         if (rc)
                 return rc;
@@ -95,6 +99,7 @@ int gr_source_fresh_plain(struct gr_context *context, size_t bytes, gr_source_al
                 gr_block_free(block);
                 return rc;
         }
+        assert(ptr != 0 && capacity > 0);
         gr_count(core, GR_COUNTER_driver_allocs, 1);
         rc = gr_budget_commit(device, ptr, capacity, reserved);
         if (rc)

@@ -60,6 +60,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
         size_t count = 1;
         uint64_t back;
 
+        gr_lock_rank_assert_free_from(GR_RANK_SPLIT);
         gr_budget_releases_begin(context->device);
         gr_lock(&context->split->lock);
         gr_segments_merge_fastbins(context);

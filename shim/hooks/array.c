@@ -80,6 +80,7 @@ static uint64_t footprint(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int lev
         if (shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) || width > UINT32_MAX ||
             height > UINT32_MAX || depth > UINT32_MAX || shape->NumChannels > 4)
                 return 0;
+        assert(levels > 0);
         for (unsigned int level = 0; level < levels && level < 32; level++) {
                 uint64_t row =
                         round_up(at_least_one(width) * channel_bytes(shape->Format) * shape->NumChannels, TILE_BYTES);
@@ -125,9 +126,13 @@ static CUresult create_charged(struct gr_context *context, uint64_t bytes, gr_ch
                                struct request *request)
 {
         GR_KEEP_ERRNO;
-        int rc = gr_charge_accounted(&gr_core, context->device, context, GR_MEMORY_ARRAY, bytes, create, request);
+        int rc;
+
+        assert(context && bytes > 0 && !request->array && !request->mipmapped);
+        rc = gr_charge_accounted(&gr_core, context->device, context, GR_MEMORY_ARRAY, bytes, create, request);
 
         if (rc == 0) {
+                assert(!request->array != !request->mipmapped); /* just one of them was made */
                 rc = gr_accounted_add(
                         gr_core.accounted, context->device, GR_MEMORY_ARRAY,
                         (uint64_t)(uintptr_t)(request->array ? (void *)request->array : (void *)request->mipmapped),

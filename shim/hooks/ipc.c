@@ -38,6 +38,7 @@ void gr_ipc_mark(int fd)
 {
         GR_KEEP_ERRNO;
 
+        assert(fd >= 0);
         (void)fcntl(fd, F_SETOWN, getpid()); /* failed: it counts as another process's when it is imported */
 }
 

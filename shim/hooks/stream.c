@@ -1,6 +1,7 @@
 /* Streams and captures: what fences need to know about streams, and when no event may be recorded. */
 #include "hooks/stream.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -183,6 +184,7 @@ static void created(CUresult result, const void *creator)
 {
         GR_KEEP_ERRNO;
 
+        assert(creator);
         if (result == CUDA_SUCCESS && gr_shim_ready() && !atomic_load(&gr_core.streams_overlap) &&
             !is_without_work(creator))
                 gr_captures_note_overlap();

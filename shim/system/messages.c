@@ -1,5 +1,6 @@
 #include "system/messages.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -35,6 +36,7 @@ int gr_message_begin(int fd)
 {
         int moved = gr_message_off_streams(fd), none;
 
+        assert(moved < 0 || moved > STDERR_FILENO);
         for (size_t i = 0; moved >= 0 && i < sizeof(registered) / sizeof(registered[0]); i++) {
                 none = 0;
                 if (atomic_compare_exchange_strong(&registered[i], &none, moved + 1))
@@ -47,6 +49,7 @@ void gr_message_end(int fd)
 {
         int open;
 
+        assert(fd > STDERR_FILENO); /* as gr_message_begin returned it */
         for (size_t i = 0; i < sizeof(registered) / sizeof(registered[0]); i++) {
                 open = fd + 1;
                 if (atomic_compare_exchange_strong(&registered[i], &open, 0))
@@ -62,6 +65,7 @@ socklen_t gr_message_address(uint64_t number, struct sockaddr_un *address)
         *address = (struct sockaddr_un){.sun_family = AF_UNIX};
         length = snprintf(&address->sun_path[1], sizeof(address->sun_path) - 1, "gpureclaim-%016llx",
                           (unsigned long long)number);
+        assert(length > 0 && (size_t)length < sizeof(address->sun_path) - 1);
         return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
@@ -100,6 +104,7 @@ bool gr_message_send(int socket, const void *data, size_t bytes, int fd, uint64_
         struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
         ssize_t sent;
 
+        assert(socket >= 0 && bytes > 0);
         if (fd >= 0) {
                 message.msg_control = control.room;
                 message.msg_controllen = sizeof(control.room);
@@ -128,6 +133,7 @@ bool gr_message_receive(int socket, void *data, size_t bytes, int *ret_fd, uint6
         size_t count = 0;
         ssize_t received;
 
+        assert(socket >= 0 && bytes > 0);
         do
                 received = is_ready(socket, POLLIN, deadline_ns)
                                    ? recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)
@@ -136,6 +142,7 @@ bool gr_message_receive(int socket, void *data, size_t bytes, int *ret_fd, uint6
         header = received > 0 ? CMSG_FIRSTHDR(&message) : NULL;
         if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
                 count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int); /* as it is padded, it may hold more than one */
+                assert(count <= sizeof(fds) / sizeof(fds[0])); /* the kernel wrote no more than there is room */
                 memcpy(fds, CMSG_DATA(header), count * sizeof(int));
         }
         if (received == (ssize_t)bytes && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
