@@ -55,15 +55,9 @@ def numbers(text):
     return [int(n) for n in re.findall(r"-?\d+", text)]
 
 
-def in_segments(settings):
-    """Whether a block may lie in a piece of memory up to four times its size that goes back as a whole: split where
-    nothing is mapped."""
-    return "POOL=split" in settings and "DEVICES=2" in settings
-
-
 def wide(settings):
     """Whether memory is taken in larger pieces than are asked for."""
-    return "POOL=auto" in settings or in_segments(settings)
+    return "POOL=auto" in settings or "POOL=split" in settings
 
 
 def limit(settings):
