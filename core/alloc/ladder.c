@@ -108,7 +108,7 @@ static bool out_of_memory(int rc)
 }
 
 /* READY and FENCE: serves the request from the cache. The rung's statistics count the block's size. */
-static int from_cached(struct climb *climb, enum gr_rung rung, struct gr_block **ret_block)
+static int from_cache(struct climb *climb, enum gr_rung rung, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
         struct gr_rung_counters *counters = &core->counters.rungs[rung];
@@ -319,7 +319,7 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                         pause_ns *= 2;
                 seen = freed;
                 asked_ns = now_ns;
-                rc = from_cached(climb, GR_RUNG_FENCE, ret_block);
+                rc = from_cache(climb, GR_RUNG_FENCE, ret_block);
                 /* Where no event can be recorded, as during a capture, only SYNC makes freed blocks idle. */
                 if (out_of_memory(rc))
                         rc = from_rung(climb,
@@ -443,7 +443,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                 switch (rung) {
                 case GR_RUNG_READY:
                 case GR_RUNG_FENCE:
-                        rc = from_cached(climb, rung, ret_block);
+                        rc = from_cache(climb, rung, ret_block);
                         break;
                 case GR_RUNG_TRIM:
                 case GR_RUNG_SYNC:
