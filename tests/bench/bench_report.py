@@ -42,7 +42,7 @@ TABLES = {
 }
 
 
-DEFAULT_POOL = "bins"
+DEFAULT_POOL = "auto"
 
 # The figures of the documents: what it says there, table and row of results.csv, and of a figure in the text row and
 # column. README.md has those with a text of its own.

@@ -327,7 +327,7 @@ int main(int argc, char **argv)
         GT_OPTIONS(argc, argv, "--limit=SIZE [--process]", GT_OPTION("limit", limit), GT_OPTION("process", process));
         if (!limit)
                 gt_die("limits needs --limit=SIZE");
-        packed = pool && strcmp(pool, "bins") != 0;
+        packed = !pool || strcmp(pool, "bins") != 0;
         gt_open(&gt);
         if (process) {
                 whole_process();

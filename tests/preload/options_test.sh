@@ -56,7 +56,7 @@ for value in abc -1GiB -1 99999999999999GiB 99999999999999999999999 0 '120%' 4XB
 done
 warns REUSE=maybe maybe "using the default, auto" "auto|barrier|poll|sync"
 warns "REUSE=$long" "0000..." "using the default, auto"
-warns POOL=binz binz "using the default, bins"
+warns POOL=binz binz "using the default, auto"
 warns STATS=2 2 "using the default, 0"
 warns LOG=loud loud "using the default, warn"
 warns "STATS_FILE=$long" "too long"

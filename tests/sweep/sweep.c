@@ -442,7 +442,7 @@ static bool against_rule(const struct fault *fault, int status, char *why, size_
         const struct sweep_report *report = sweep_report, *plain = &fault->in->plain;
         bool dead = kills_contexts(fault);
         size_t lost = fault->driver && in_list(driver_symbols[fault->which], give_back) ? most_lost(plain) : 0;
-        bool one_less = lost > 0 || (fault->in->pool >= 0 && strcmp(pool_names[fault->in->pool], "bins") != 0);
+        bool one_less = lost > 0 || fault->in->pool < 0 || strcmp(pool_names[fault->in->pool], "bins") != 0;
         unsigned errors = report->error_count;
 
         for (unsigned i = 0; i < errors && i < SWEEP_ERRORS; i++)

@@ -53,7 +53,7 @@ static void check_defaults(void)
         GR_CHECK(gr_size_resolve(&options.soft_limit, 0, GIB, NULL) == GR_SIZE_NONE);
         GR_CHECK(gr_size_resolve(&options.release_threshold, 0, GIB, NULL) == GR_SIZE_NONE);
         GR_CHECK_EQ(options.reuse, GR_REUSE_AUTO);
-        GR_CHECK_EQ(options.pool, GR_POOL_BINS);
+        GR_CHECK_EQ(options.pool, GR_POOL_AUTO);
         GR_CHECK(!options.stats);
         GR_CHECK_STR(options.stats_file.text, "");
         GR_CHECK_EQ(options.log, GR_LOG_WARN);
