@@ -314,11 +314,13 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes)
 /*
  * If the footprint would pass its bound while freed memory waits, a barrier makes that usable: it is taken at once, or
  * moved to where the request needs it. A barrier costs streams their overlap, so a share of the peak must be waiting.
+ * And for less than GR_FENCE_CLOSE_BYTES the epoch may have been closed only now, behind a kernel that was launched
+ * after the frees and waits for what the program launches next.
  */
 static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
 {
         struct gr_split *split = context->split;
-        uint64_t least = gr_max(atomic_load(&context->device->peak_live_bytes) / BARRIER_SHARE, GR_PAGE_BYTES);
+        uint64_t least = gr_max(atomic_load(&context->device->peak_live_bytes) / BARRIER_SHARE, GR_FENCE_CLOSE_BYTES);
 
         if (atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) < least ||
             !gr_slack_is_exceeded(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES)) ||
