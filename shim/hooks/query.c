@@ -272,9 +272,12 @@ GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_at
         struct gr_block_info info;
         CUdeviceptr block;
 
-        if (result == CUDA_ERROR_NOT_SUPPORTED && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && gr_shim_ready() &&
-            gr_query_block_at(ptr, &block, &info) == 0 && info.split)
-                result = set_sync(block, &info, *(const unsigned *)value);
+        /* The driver says so of mapped memory, whatever the attribute. */
+        if (result == CUDA_ERROR_NOT_SUPPORTED && gr_shim_ready() && gr_query_block_at(ptr, &block, &info) == 0 &&
+            info.split)
+                result = attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+                                 ? set_sync(block, &info, *(const unsigned *)value)
+                                 : CUDA_ERROR_INVALID_VALUE;
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(ptr);
         return result;

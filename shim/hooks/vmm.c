@@ -302,8 +302,11 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
 {
         CUresult result;
 
-        /* Memory from cuMemAlloc cannot be unmapped, so blocks of this library's segments cannot either. */
-        if (gr_shim_ready() && gr_real.cuMemUnmap && is_of_segment(base))
+        /*
+         * Memory from cuMemAlloc cannot be unmapped, so blocks of this library's segments cannot either. For a range
+         * past the end of all addresses the driver says success as soon as anything is mapped, if only a segment.
+         */
+        if (gr_shim_ready() && gr_real.cuMemUnmap && (is_of_segment(base) || base + bytes < base))
                 return CUDA_ERROR_INVALID_VALUE;
         if (!gr_shim_ready())
                 return GR_REAL(cuMemUnmap, base, bytes);

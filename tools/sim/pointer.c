@@ -150,13 +150,13 @@ SIM_API cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, 
         CUresult rc = CUDA_ERROR_INVALID_VALUE;
 
         SIM_ENTER(cuPointerSetAttribute);
-        if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+        if (!value)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_memory_lock();
         alloc = known_at(dptr);
         if (alloc && alloc->kind == SIM_ALLOC_MAPPED) {
-                rc = CUDA_ERROR_NOT_SUPPORTED;
-        } else if (alloc) {
+                rc = CUDA_ERROR_NOT_SUPPORTED; /* whatever the attribute */
+        } else if (alloc && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
                 alloc->sync_memops = *(const unsigned *)value != 0;
                 rc = CUDA_SUCCESS;
         }
