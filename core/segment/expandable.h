@@ -10,8 +10,12 @@
  * has passed. An extent is one page, and more only where much is held, as mapping one costs as much as an allocation of
  * the driver (docs/measurements.md, mapping-cost). Mapping neither waits for running kernels nor delays launches.
  *
+ * A little that is used in each of many large extents keeps all their memory from a large request. So once an eighth of
+ * the card or the limit is held, an extent is a 512th of its request, at least a page, and a request opens no extent
+ * that is more than twice as large as itself: such extents go back instead, and pages are mapped.
+ *
  * Where a large request lacks less than a 32nd of what is held, up to 32 MiB, so much is mapped at once, an extent for
- * each hole, unless the footprint would pass its bound (slack.h) or come near a limit. What is not needed yet is free
+ * each hole, unless an eighth is held or the footprint would pass its bound (slack.h). What is not needed yet is free
  * for the requests to come, but an extent still goes back, or moves, only as a whole.
  *
  * The memory belongs to the process, not to the context: when the context ends, gr_expandable_close returns it.

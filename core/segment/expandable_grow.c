@@ -16,6 +16,7 @@
 #include "host/pinned.h"
 #include "segment/expandable.h"
 #include "segment/extent.h"
+#include "segment/fit.h"
 #include "segment/range.h"
 #include "segment/remap.h"
 #include "segment/segments.h"
@@ -23,12 +24,13 @@
 #include "segment/split_state.h"
 
 /* An extent is up to this share of what is charged: larger ones go back less often, smaller ones cost more calls. */
-#define EXTENT_SHARE      96
-#define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* to return a larger one would keep the driver busy too long */
-#define AHEAD_SHARE       32                    /* a large request maps a 32nd of what is charged at once (ahead) */
-#define AHEAD_MOST_BYTES  (UINT64_C(32) << 20)  /* the most that this may be */
-#define AHEAD_ROOM_SHARE  8                     /* limits must leave an eighth of what is charged besides */
-#define HOLES_LOOKED      128                   /* most holes that one request looks at: a microsecond or two */
+#define EXTENT_SHARE       96
+#define EXTENT_MOST_BYTES  (UINT64_C(256) << 20) /* to return a larger one would keep the driver busy too long */
+#define SMALL_EXTENT_SHARE 512                   /* where extents are to be small, they are this share of the request */
+#define AHEAD_SHARE        32                    /* a large request maps a 32nd of what is charged at once (ahead) */
+#define AHEAD_MOST_BYTES   (UINT64_C(32) << 20)  /* the most that this may be */
+#define AHEAD_ROOM_SHARE   8                     /* limits must leave an eighth of what is charged besides */
+#define HOLES_LOOKED       128                   /* most holes that one request looks at: a microsecond or two */
 /* A refused size is tried again only after so long, or when the card has more free memory. */
 #define REFUSED_NS UINT64_C(100000000)
 
@@ -76,7 +78,8 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct plac
                 if (range->state == GR_RANGE_HOLE)
                         place.hole_bytes += gr_min(stop, gr_page_up(end)) - gr_page_down(gr_max(at, range->block.ptr));
                 if (stop >= end) {
-                        if (place.hole_bytes < best->hole_bytes)
+                        if (place.hole_bytes < best->hole_bytes &&
+                            (place.hole_bytes > 0 || !gr_fit_opens_large(place.range, at, bytes)))
                                 *best = place;
                         return;
                 }
@@ -92,6 +95,8 @@ static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
         if (is_hole_or_usable(hole->before))
                 first = hole->before;
         weigh(first, first->block.ptr, bytes, best);
+        if (first != hole)
+                weigh(hole, hole->block.ptr, bytes, best); /* for when the range before it must not be opened */
         if (!hole->after)
                 return; /* the end of the segment */
         if (is_hole_or_usable(hole->after))
@@ -202,9 +207,12 @@ static int map_holes(struct gr_context *context, struct gr_range *range, uint64_
 {
         struct gr_segment *segment = range->segment;
         uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range);
-        uint64_t step = gr_page_down((atomic_load(&context->device->reserved_bytes) + (end - at)) / EXTENT_SHARE);
+        uint64_t step = gr_extents_stay_small(context->device, end - at)
+                                ? (end - at) / SMALL_EXTENT_SHARE
+                                : (atomic_load(&context->device->reserved_bytes) + (end - at)) / EXTENT_SHARE;
 
-        step = segment->small ? GR_PAGE_BYTES : gr_max(gr_min(step, EXTENT_MOST_BYTES), least_bytes);
+        least_bytes = gr_max(least_bytes, GR_PAGE_BYTES);
+        step = segment->small ? GR_PAGE_BYTES : gr_max(gr_page_down(gr_min(step, EXTENT_MOST_BYTES)), least_bytes);
         *ret_bytes = 0;
         while (at < end) {
                 uint64_t stop = at;
@@ -234,7 +242,8 @@ static uint64_t ahead(struct gr_context *context, size_t bytes)
         uint64_t charged = atomic_load(&context->device->reserved_bytes);
         uint64_t ahead_bytes = gr_page_down(gr_min(charged / AHEAD_SHARE, AHEAD_MOST_BYTES));
 
-        if (gr_is_small(bytes) || atomic_load(&context->split->ahead_refused))
+        if (gr_is_small(bytes) || atomic_load(&context->split->ahead_refused) ||
+            gr_extents_stay_small(context->device, bytes))
                 return 0;
         while (ahead_bytes > 0 && (gr_slack_is_exceeded_recently(context, bytes, ahead_bytes) ||
                                    gr_budget_cache_room(context->device) < ahead_bytes + charged / AHEAD_ROOM_SHARE))

@@ -14,6 +14,8 @@
 #include "segment/range.h"
 #include "segment/split_state.h"
 
+#define SMALL_BEYOND_SHARE 8 /* extents stay small once this share of the card or the limit is held */
+
 GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign)
 {
         struct gr_segment *segment = range->segment;
@@ -63,6 +65,15 @@ void gr_extent_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, 
         }
         gr_budget_commit(context->device, ptr, bytes, reserved_bytes); /* cannot fail: whole pages */
         gr_count(context->core, GR_COUNTER_driver_allocs, 1);
+}
+
+GR_HOT_CODE bool gr_extents_stay_small(struct gr_device *device, uint64_t more_bytes)
+{
+        uint64_t card_bytes = atomic_load_explicit(&device->total_bytes, memory_order_relaxed);
+        uint64_t total_bytes = gr_budget_total(device, card_bytes > 0 ? card_bytes : UINT64_MAX);
+
+        return atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed) + more_bytes >
+               total_bytes / SMALL_BEYOND_SHARE;
 }
 
 int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t bytes)

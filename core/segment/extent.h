@@ -14,6 +14,7 @@
 
 struct gr_context;
 struct gr_core;
+struct gr_device;
 
 /* One page of the segment's addresses. The first page of an extent also describes the extent. */
 struct gr_page {
@@ -69,6 +70,12 @@ static inline uint64_t gr_extent_stranded(const struct gr_page *extent)
 {
         return extent->used_bytes > 0 ? gr_extent_bytes(extent) - extent->used_bytes : 0;
 }
+
+/*
+ * Whether extents are to be small once more_bytes more are held: then that is more than an eighth of the card or the
+ * limit, and fragmentation could make a large request fail (expandable.h). No lock held, or any.
+ */
+bool gr_extents_stay_small(struct gr_device *device, uint64_t more_bytes);
 
 /* A range of an expandable segment becomes used (+1), or is freed (-1; its freed_epoch is set). */
 void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign);

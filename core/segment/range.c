@@ -17,7 +17,6 @@
 #include "segment/split_state.h"
 
 #define UNIT_LOG2  9   /* of GR_SPLIT_UNIT_BYTES */
-#define FIT_LOOK   4   /* ranges compared for a request */
 #define ORDER_LOOK 16  /* most ranges of a free list that are passed to insert one in order */
 #define CLASS_LOOK 32  /* most too small ranges that a search passes before it tries the next list */
 #define KEPT_MOST  256 /* structures kept for new ranges */
@@ -114,14 +113,9 @@ struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct g
         return first_from(lists, free_class(range->block.capacity_bytes) + 1);
 }
 
-static inline bool may_serve(const struct gr_range *range, uint64_t last_epoch, uint64_t most_bytes)
-{
-        return range->block.freed_epoch <= last_epoch && (range->segment->pages || range->segment->bytes <= most_bytes);
-}
-
 static bool is_usable(const struct gr_range *range, size_t bytes, uint64_t last_epoch, uint64_t most_bytes)
 {
-        return range->block.capacity_bytes >= bytes && may_serve(range, last_epoch, most_bytes);
+        return range->block.capacity_bytes >= bytes && gr_range_may_serve(range, last_epoch, most_bytes);
 }
 
 GR_HOT_CODE struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
@@ -133,73 +127,6 @@ GR_HOT_CODE struct gr_range *gr_range_best(const struct gr_free_lists *lists, si
                 range = ++looked_at == CLASS_LOOK ? first_from(lists, free_class(bytes) + 1)
                                                   : gr_range_next(lists, range);
         return range;
-}
-
-/* How many pages of [ptr, ptr + bytes), inside a free range, are wholly free. */
-static size_t pages_opened(const struct gr_range *range, uint64_t ptr, size_t bytes)
-{
-        uint64_t first = (range->block.ptr + GR_PAGE_BYTES - 1) >> GR_PAGE_SHIFT,
-                 end = gr_range_end(range) >> GR_PAGE_SHIFT;
-        uint64_t from = ptr >> GR_PAGE_SHIFT, to = (ptr + bytes + GR_PAGE_BYTES - 1) >> GR_PAGE_SHIFT;
-
-        first = from > first ? from : first;
-        end = to < end ? to : end;
-        return end > first ? end - first : 0;
-}
-
-struct fit {
-        struct gr_range *range;
-        uint64_t at;
-        size_t opened;
-        bool ready; /* without a barrier */
-};
-
-/* Fewer opened pages are better; of equals the ready one, unless it is more than twice as large. */
-static bool is_better(const struct fit *fit, const struct fit *best)
-{
-        if (fit->opened != best->opened)
-                return fit->opened < best->opened;
-        return fit->ready && !best->ready && fit->range->block.capacity_bytes / 2 <= best->range->block.capacity_bytes;
-}
-
-/* Compares one place with the best so far. True: no better one is possible, as none opens fewer pages than least. */
-static inline bool weigh(struct gr_range *range, uint64_t at, size_t bytes, size_t least, uint64_t ready_epoch,
-                         struct fit *best)
-{
-        struct fit fit = {.range = range, .at = at, .ready = range->block.freed_epoch <= ready_epoch};
-
-        if (at + bytes > gr_range_end(range))
-                return false;
-        fit.opened = pages_opened(range, at, bytes);
-        if (!best->range || is_better(&fit, best))
-                *best = fit;
-        return best->opened <= least && best->ready;
-}
-
-GR_HOT_CODE struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
-                                          uint64_t most_bytes, uint64_t *ret_at)
-{
-        struct gr_range *range = gr_range_best(lists, bytes, last_epoch, most_bytes);
-        uint64_t ready_epoch = range ? gr_fence_usable_epoch(range->block.context->fence) : 0;
-        size_t pages = bytes >> GR_PAGE_SHIFT,
-               least = pages > 0 ? pages - 1 : 0; /* the pages at its ends may be shared */
-        struct fit fit = {0};
-
-        for (unsigned looked_at = 0; range && looked_at < FIT_LOOK; looked_at++) {
-                uint64_t ptr = range->block.ptr, page = gr_round_up(ptr, GR_PAGE_BYTES);
-
-                if ((page != ptr && range->segment->pages && !range->segment->small &&
-                     weigh(range, page, bytes, least, ready_epoch, &fit)) ||
-                    weigh(range, ptr, bytes, least, ready_epoch, &fit) ||
-                    (range->block.capacity_bytes > bytes &&
-                     weigh(range, gr_range_end(range) - bytes, bytes, least, ready_epoch, &fit)))
-                        break;
-                do
-                        range = gr_range_next(lists, range);
-                while (range && !may_serve(range, last_epoch, most_bytes));
-        }
-        *ret_at = fit.at;
-        return fit.range;
 }
 
 static struct gr_free_lists *lists_of(struct gr_split *split, const struct gr_range *range)

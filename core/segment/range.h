@@ -101,21 +101,15 @@ struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr);
 struct gr_range *gr_range_first(const struct gr_free_lists *lists, size_t bytes);
 struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct gr_range *range);
 
-/*
- * The first of these with at least bytes that was freed by the end of last_epoch, in an expandable segment or one of at
- * most most_bytes; NULL.
- */
+/* Whether it was freed by the end of last_epoch, and lies in an expandable segment or one of at most most_bytes. */
+static inline bool gr_range_may_serve(const struct gr_range *range, uint64_t last_epoch, uint64_t most_bytes)
+{
+        return range->block.freed_epoch <= last_epoch && (range->segment->pages || range->segment->bytes <= most_bytes);
+}
+
+/* The first of these with at least bytes that may serve (gr_range_may_serve); NULL. */
 struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
                                uint64_t most_bytes);
-
-/*
- * Among the smallest free ranges that gr_range_best would look at, the range and the place *ret_at in it where a block
- * opens the fewest pages. To open a page is to use part of a wholly free one, which can then be neither moved nor given
- * back. In an expandable segment for large blocks, a block that opens a page begins at its start if that opens no more
- * pages, so that fewer pages are shared. Of equals one that needs no barrier. NULL: none.
- */
-struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch, uint64_t most_bytes,
-                              uint64_t *ret_at);
 
 /* Puts a range in state FREE into its free list without merging it, or takes it out. */
 void gr_range_enter(struct gr_split *split, struct gr_range *range);

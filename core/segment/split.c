@@ -24,6 +24,7 @@
 #include "segment/expandable.h"
 #include "segment/expandable_grow.h"
 #include "segment/extent.h"
+#include "segment/fit.h"
 #include "segment/range.h"
 #include "segment/segments.h"
 #include "segment/slack.h"
@@ -177,7 +178,7 @@ GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes
         struct gr_range *range;
 
         *ret_at = 0; /* the beginning of the range */
-        range = gr_range_fit(lists, bytes, last_epoch, most, ret_at);
+        range = gr_fit_find(lists, bytes, last_epoch, most, ret_at);
         if (!range && !small && segments != USED) {
                 range = gr_range_best(&split->free[GR_FREE_WHOLE], bytes, last_epoch, UINT64_MAX);
                 if (range &&

@@ -1,4 +1,5 @@
 /* Ranges of split: their order, the free lists, and which range fits a request, compared with plain searches. */
+#include "segment/fit.h"
 #include "segment/range.h"
 
 #include <stdlib.h>
@@ -15,7 +16,8 @@
 
 static struct gr_fence fence;
 static struct gr_split split_state, *split = &split_state;
-static struct gr_context context = {.fence = &fence, .split = &split_state};
+static struct gr_device device = {.hard_bytes = GR_UNLIMITED};
+static struct gr_context context = {.device = &device, .fence = &fence, .split = &split_state};
 static struct gr_range *begins[PAGES];
 static struct gr_page *const mapped = (struct gr_page *)begins; /* never looked into here */
 static struct gr_segment segment;
@@ -203,7 +205,7 @@ static void check_fit(size_t bytes, uint64_t last_epoch, const struct gr_range *
 {
         uint64_t found_at;
 
-        GR_CHECK(gr_range_fit(&split->free[GR_FREE_LARGE], bytes, last_epoch, 0, &found_at) == range);
+        GR_CHECK(gr_fit_find(&split->free[GR_FREE_LARGE], bytes, last_epoch, 0, &found_at) == range);
         GR_CHECK_EQ(found_at, at);
 }
 
@@ -245,8 +247,8 @@ static void test_most(void)
         start(false, PAGES);
         range = free_between(0, 10, 1);
         free_between(20, 40, 1);
-        GR_CHECK(gr_range_fit(lists, PAGE, 9, PAGES * PAGE, &at) == range);
-        GR_CHECK(!gr_range_fit(lists, PAGE, 9, PAGES * PAGE - 1, &at));
+        GR_CHECK(gr_fit_find(lists, PAGE, 9, PAGES * PAGE, &at) == range);
+        GR_CHECK(!gr_fit_find(lists, PAGE, 9, PAGES * PAGE - 1, &at));
         finish();
 }
 

@@ -1,0 +1,99 @@
+#include "segment/fit.h"
+
+#include <stdatomic.h>
+
+#include "base/arith.h"
+#include "base/attributes.h"
+#include "base/size_class.h"
+#include "context/context.h"
+#include "fence/fence.h"
+#include "segment/extent.h"
+#include "segment/split_state.h"
+
+#define FIT_LOOK    4 /* ranges compared for a request */
+#define LARGE_TIMES 2 /* an extent of more than so many times the request is large for it */
+
+/* How many pages of [ptr, ptr + bytes), inside a free range, are wholly free. */
+static size_t pages_opened(const struct gr_range *range, uint64_t ptr, size_t bytes)
+{
+        uint64_t first = (range->block.ptr + GR_PAGE_BYTES - 1) >> GR_PAGE_SHIFT,
+                 end = gr_range_end(range) >> GR_PAGE_SHIFT;
+        uint64_t from = ptr >> GR_PAGE_SHIFT, to = (ptr + bytes + GR_PAGE_BYTES - 1) >> GR_PAGE_SHIFT;
+
+        first = from > first ? from : first;
+        end = to < end ? to : end;
+        return end > first ? end - first : 0;
+}
+
+struct fit {
+        struct gr_range *range;
+        uint64_t at;
+        size_t opened;
+        bool ready; /* without a barrier */
+};
+
+/* Fewer opened pages are better; of equals the ready one, unless it is more than twice as large. */
+static bool is_better(const struct fit *fit, const struct fit *best)
+{
+        if (fit->opened != best->opened)
+                return fit->opened < best->opened;
+        return fit->ready && !best->ready && fit->range->block.capacity_bytes / 2 <= best->range->block.capacity_bytes;
+}
+
+/* Whether ptr lies in an extent of which nothing is used, and which is large for the request. */
+static bool is_large_extent(const struct gr_segment *segment, uint64_t ptr, size_t bytes)
+{
+        const struct gr_page *extent = gr_extent_at(segment, ptr);
+
+        return extent->used_bytes == 0 && gr_extent_bytes(extent) > gr_max(LARGE_TIMES * bytes, GR_PAGE_BYTES);
+}
+
+bool gr_fit_opens_large(const struct gr_range *range, uint64_t at, size_t bytes)
+{
+        const struct gr_segment *segment = range->segment;
+
+        return segment->pages && gr_extents_stay_small(range->block.context->device, 0) &&
+               (is_large_extent(segment, at, bytes) || is_large_extent(segment, at + bytes - 1, bytes));
+}
+
+/* Compares one place with the best so far. True: no better one is possible, as none opens fewer pages than least. */
+static inline bool weigh(struct gr_range *range, uint64_t at, size_t bytes, size_t least, uint64_t ready_epoch,
+                         struct fit *best)
+{
+        struct fit fit = {.range = range, .at = at, .ready = range->block.freed_epoch <= ready_epoch};
+
+        if (at + bytes > gr_range_end(range))
+                return false;
+        fit.opened = pages_opened(range, at, bytes);
+        if (fit.opened > 0 && gr_fit_opens_large(range, at, bytes))
+                return false;
+        if (!best->range || is_better(&fit, best))
+                *best = fit;
+        return best->opened <= least && best->ready;
+}
+
+GR_HOT_CODE struct gr_range *gr_fit_find(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
+                                         uint64_t most_bytes, uint64_t *ret_at)
+{
+        struct gr_range *range = gr_range_best(lists, bytes, last_epoch, most_bytes);
+        uint64_t ready_epoch = range ? gr_fence_usable_epoch(range->block.context->fence) : 0;
+        size_t pages = bytes >> GR_PAGE_SHIFT,
+               least = pages > 0 ? pages - 1 : 0; /* the pages at its ends may be shared */
+        struct fit fit = {0};
+
+        for (unsigned looked_at = 0; range && looked_at < FIT_LOOK; looked_at++) {
+                uint64_t ptr = range->block.ptr, page = gr_round_up(ptr, GR_PAGE_BYTES);
+
+                if ((page != ptr && range->segment->pages && !range->segment->small &&
+                     weigh(range, page, bytes, least, ready_epoch, &fit)) ||
+                    weigh(range, ptr, bytes, least, ready_epoch, &fit) ||
+                    (range->block.capacity_bytes > bytes &&
+                     weigh(range, gr_range_end(range) - bytes, bytes, least, ready_epoch, &fit)))
+                        break;
+                do
+                        range = gr_range_next(lists, range);
+                while (range && !gr_range_may_serve(range, last_epoch, most_bytes));
+        }
+        *ret_at = fit.at;
+        return fit.range;
+}
