@@ -32,7 +32,7 @@ for row in cuInit 'a program without CUDA' 'pinned 64 MiB'; do
         grep -q "^| $row" "$folder/said" || fail "not in the tables: $row"
 done
 
-[ "$(rows "^first,first call,.the library's own part.*,bins,us,")" -eq 1 ] || fail "not one figure of the library's own part"
+[ "$(rows "^first,first call,.the library's own part.*,auto,us,")" -eq 1 ] || fail "not one figure of the library's own part"
 grep -q "^| first calls: the library's own part, us |.* [0-9.]* |" "$folder/said" || fail "the own part is not in short"
 
 # Another group: the figures of the first ones stay.

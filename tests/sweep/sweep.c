@@ -153,7 +153,7 @@ static const struct {
         {"recvmsg", {EINTR, EAGAIN, ENOMEM}},
 };
 
-/* A scene under one kind of pool; -1: the default. */
+/* A scene under one kind of pool; -1: under the first kind only, and not in the title. */
 struct sweep_case {
         const struct sweep_scene *scene;
         int pool;
@@ -280,8 +280,7 @@ static void run_scene(const struct fault *fault)
         for (unsigned i = 0; sweep_case->scene->settings[i]; i++)
                 set(sweep_case->scene->settings[i]);
         set("GPURECLAIM_REGION_DIR=FOLDER/region");
-        if (sweep_case->pool >= 0)
-                setenv("GPURECLAIM_POOL", pool_names[sweep_case->pool], 1);
+        setenv("GPURECLAIM_POOL", pool_names[sweep_case->pool >= 0 ? sweep_case->pool : 0], 1);
         fault_title(fault, plan, sizeof(plan));
         if (fault->code && fault->driver)
                 setenv("GRSIM_FAULT", plan, 1);
@@ -442,7 +441,7 @@ static bool against_rule(const struct fault *fault, int status, char *why, size_
         const struct sweep_report *report = sweep_report, *plain = &fault->in->plain;
         bool dead = kills_contexts(fault);
         size_t lost = fault->driver && in_list(driver_symbols[fault->which], give_back) ? most_lost(plain) : 0;
-        bool one_less = lost > 0 || fault->in->pool < 0 || strcmp(pool_names[fault->in->pool], "bins") != 0;
+        bool one_less = lost > 0 || (fault->in->pool >= 0 && strcmp(pool_names[fault->in->pool], "bins") != 0);
         unsigned errors = report->error_count;
 
         for (unsigned i = 0; i < errors && i < SWEEP_ERRORS; i++)
