@@ -11,8 +11,8 @@
  * the driver (docs/measurements.md, mapping-cost). Mapping neither waits for running kernels nor delays launches.
  *
  * A little that is used in each of many large extents keeps all their memory from a large request. So once an eighth of
- * the card or the limit is held, an extent is a 512th of its request, at least a page, and a request opens no extent
- * that is more than twice as large as itself: such extents go back instead, and pages are mapped.
+ * the card or the limit is held, an extent is an eighth of its request, at least a page, and a request opens no extent
+ * that is more than half as large as itself: such extents go back instead, and smaller ones are mapped.
  *
  * Where a large request lacks less than a 32nd of what is held, up to 32 MiB, so much is mapped at once, an extent for
  * each hole, unless an eighth is held or the footprint would pass its bound (slack.h). What is not needed yet is free

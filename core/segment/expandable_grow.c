@@ -26,7 +26,7 @@
 /* An extent is up to this share of what is charged: larger ones go back less often, smaller ones cost more calls. */
 #define EXTENT_SHARE       96
 #define EXTENT_MOST_BYTES  (UINT64_C(256) << 20) /* to return a larger one would keep the driver busy too long */
-#define SMALL_EXTENT_SHARE 512                   /* where extents are to be small, they are this share of the request */
+#define SMALL_EXTENT_SHARE 8                     /* where extents are to be small, they are this share of the request */
 #define AHEAD_SHARE        32                    /* a large request maps a 32nd of what is charged at once (ahead) */
 #define AHEAD_MOST_BYTES   (UINT64_C(32) << 20)  /* the most that this may be */
 #define AHEAD_ROOM_SHARE   8                     /* limits must leave an eighth of what is charged besides */

@@ -11,7 +11,7 @@
 #include "segment/split_state.h"
 
 #define FIT_LOOK    4 /* ranges compared for a request */
-#define LARGE_TIMES 2 /* an extent of more than so many times the request is large for it */
+#define LARGE_SHARE 2 /* an extent of more than this share of the request is large for it */
 
 /* How many pages of [ptr, ptr + bytes), inside a free range, are wholly free. */
 static size_t pages_opened(const struct gr_range *range, uint64_t ptr, size_t bytes)
@@ -45,7 +45,7 @@ static bool is_large_extent(const struct gr_segment *segment, uint64_t ptr, size
 {
         const struct gr_page *extent = gr_extent_at(segment, ptr);
 
-        return extent->used_bytes == 0 && gr_extent_bytes(extent) > gr_max(LARGE_TIMES * bytes, GR_PAGE_BYTES);
+        return extent->used_bytes == 0 && gr_extent_bytes(extent) > gr_max(bytes / LARGE_SHARE, GR_PAGE_BYTES);
 }
 
 bool gr_fit_opens_large(const struct gr_range *range, uint64_t at, size_t bytes)
