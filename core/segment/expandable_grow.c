@@ -23,10 +23,15 @@
 #include "segment/slack.h"
 #include "segment/split_state.h"
 
-/* An extent is up to this share of what is charged: larger ones go back less often, smaller ones cost more calls. */
+/*
+ * An extent is up to a share of what is charged, or of its request if that is more. Larger ones go back and move less
+ * often, smaller ones cost more calls (docs/measurements.md, extent-size).
+ */
 #define EXTENT_SHARE       96
-#define EXTENT_MOST_BYTES  (UINT64_C(256) << 20) /* to return a larger one would keep the driver busy too long */
-#define SMALL_EXTENT_SHARE 8                     /* where extents are to be small, they are this share of the request */
+#define REQUEST_SHARE      8                     /* where extents are to be small, only this one counts */
+#define EXTENT_MOST_SHARE  256                   /* but no more than this share of what is charged, */
+#define EXTENT_BOUND_BYTES (UINT64_C(6) << 20)   /* which is taken to be at least so much, */
+#define EXTENT_MOST_BYTES  (UINT64_C(256) << 20) /* and never more: to return it would keep the driver busy too long */
 #define AHEAD_SHARE        32                    /* a large request maps a 32nd of what is charged at once (ahead) */
 #define AHEAD_MOST_BYTES   (UINT64_C(32) << 20)  /* the most that this may be */
 #define AHEAD_ROOM_SHARE   8                     /* limits must leave an eighth of what is charged besides */
@@ -199,6 +204,17 @@ static size_t widen(struct place *place, size_t bytes, uint64_t ahead_bytes)
         return stop - place->at;
 }
 
+/* How large the extents of a large request are, for which place_bytes are claimed; whole pages, or 0: one page. */
+static uint64_t extent_bytes(struct gr_device *device, uint64_t place_bytes)
+{
+        uint64_t charged = atomic_load(&device->reserved_bytes);
+        uint64_t bytes = place_bytes / REQUEST_SHARE, most = gr_max(charged / EXTENT_MOST_SHARE, EXTENT_BOUND_BYTES);
+
+        if (!gr_extents_stay_small(device, place_bytes))
+                bytes = gr_min(gr_max((charged + place_bytes) / EXTENT_SHARE, bytes), most);
+        return gr_page_down(gr_min(bytes, EXTENT_MOST_BYTES));
+}
+
 /*
  * Backs the holes of a busy range with memory, in extents of at least least_bytes where a hole is as large.
  * *ret_bytes, also written on failure: how much was mapped. The split's lock is not held.
@@ -207,12 +223,10 @@ static int map_holes(struct gr_context *context, struct gr_range *range, uint64_
 {
         struct gr_segment *segment = range->segment;
         uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range);
-        uint64_t step = gr_extents_stay_small(context->device, end - at)
-                                ? (end - at) / SMALL_EXTENT_SHARE
-                                : (atomic_load(&context->device->reserved_bytes) + (end - at)) / EXTENT_SHARE;
+        uint64_t step = segment->small
+                                ? GR_PAGE_BYTES
+                                : gr_max(extent_bytes(context->device, end - at), gr_max(least_bytes, GR_PAGE_BYTES));
 
-        least_bytes = gr_max(least_bytes, GR_PAGE_BYTES);
-        step = segment->small ? GR_PAGE_BYTES : gr_max(gr_page_down(gr_min(step, EXTENT_MOST_BYTES)), least_bytes);
         *ret_bytes = 0;
         while (at < end) {
                 uint64_t stop = at;
