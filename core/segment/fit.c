@@ -32,6 +32,14 @@ struct fit {
         bool ready; /* without a barrier */
 };
 
+/* A request, and the best place so far. */
+struct search {
+        size_t bytes, least; /* no place opens fewer pages than least */
+        uint64_t ready_epoch;
+        bool stay_small; /* gr_extents_stay_small */
+        struct fit best;
+};
+
 /* Fewer opened pages are better; of equals the ready one, unless it is more than twice as large. */
 static bool is_better(const struct fit *fit, const struct fit *best)
 {
@@ -48,52 +56,62 @@ static bool is_large_extent(const struct gr_segment *segment, uint64_t ptr, size
         return extent->used_bytes == 0 && gr_extent_bytes(extent) > gr_max(bytes / LARGE_SHARE, GR_PAGE_BYTES);
 }
 
-bool gr_fit_opens_large(const struct gr_range *range, uint64_t at, size_t bytes)
+/* As gr_fit_opens_large, where extents are to stay small. */
+static bool opens_large(const struct gr_range *range, uint64_t at, size_t bytes)
 {
         const struct gr_segment *segment = range->segment;
 
-        return segment->pages && gr_extents_stay_small(range->block.context->device, 0) &&
+        return segment->pages &&
                (is_large_extent(segment, at, bytes) || is_large_extent(segment, at + bytes - 1, bytes));
 }
 
-/* Compares one place with the best so far. True: no better one is possible, as none opens fewer pages than least. */
-static inline bool weigh(struct gr_range *range, uint64_t at, size_t bytes, size_t least, uint64_t ready_epoch,
-                         struct fit *best)
+bool gr_fit_opens_large(const struct gr_range *range, uint64_t at, size_t bytes)
 {
-        struct fit fit = {.range = range, .at = at, .ready = range->block.freed_epoch <= ready_epoch};
+        return gr_extents_stay_small(range->block.context->device, 0) && opens_large(range, at, bytes);
+}
 
-        if (at + bytes > gr_range_end(range))
+/* Compares one place with the best so far. True: no better one is possible. */
+static inline bool weigh(struct search *search, struct gr_range *range, uint64_t at)
+{
+        struct fit fit = {.range = range, .at = at, .ready = range->block.freed_epoch <= search->ready_epoch};
+
+        if (at + search->bytes > gr_range_end(range))
                 return false;
-        fit.opened = pages_opened(range, at, bytes);
-        if (fit.opened > 0 && gr_fit_opens_large(range, at, bytes))
+        fit.opened = pages_opened(range, at, search->bytes);
+        if (search->stay_small && fit.opened > 0 && opens_large(range, at, search->bytes))
                 return false;
-        if (!best->range || is_better(&fit, best))
-                *best = fit;
-        return best->opened <= least && best->ready;
+        if (!search->best.range || is_better(&fit, &search->best))
+                search->best = fit;
+        return search->best.opened <= search->least && search->best.ready;
+}
+
+/* Compares the places in a range with the best so far. True: no better one is possible. */
+static inline bool weigh_range(struct search *search, struct gr_range *range)
+{
+        uint64_t ptr = range->block.ptr, page = gr_round_up(ptr, GR_PAGE_BYTES);
+
+        return (page != ptr && range->segment->pages && !range->segment->small && weigh(search, range, page)) ||
+               weigh(search, range, ptr) ||
+               (range->block.capacity_bytes > search->bytes &&
+                weigh(search, range, gr_range_end(range) - search->bytes));
 }
 
 GR_HOT_CODE struct gr_range *gr_fit_find(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
                                          uint64_t most_bytes, uint64_t *ret_at)
 {
         struct gr_range *range = gr_range_best(lists, bytes, last_epoch, most_bytes);
-        uint64_t ready_epoch = range ? gr_fence_usable_epoch(range->block.context->fence) : 0;
-        size_t pages = bytes >> GR_PAGE_SHIFT,
-               least = pages > 0 ? pages - 1 : 0; /* the pages at its ends may be shared */
-        struct fit fit = {0};
+        size_t pages = bytes >> GR_PAGE_SHIFT;
+        struct search search = {.bytes = bytes, .least = pages > 0 ? pages - 1 : 0}; /* its end pages may be shared */
 
-        for (unsigned looked_at = 0; range && looked_at < FIT_LOOK; looked_at++) {
-                uint64_t ptr = range->block.ptr, page = gr_round_up(ptr, GR_PAGE_BYTES);
-
-                if ((page != ptr && range->segment->pages && !range->segment->small &&
-                     weigh(range, page, bytes, least, ready_epoch, &fit)) ||
-                    weigh(range, ptr, bytes, least, ready_epoch, &fit) ||
-                    (range->block.capacity_bytes > bytes &&
-                     weigh(range, gr_range_end(range) - bytes, bytes, least, ready_epoch, &fit)))
-                        break;
+        if (!range)
+                return NULL;
+        search.ready_epoch = gr_fence_usable_epoch(range->block.context->fence);
+        search.stay_small = gr_extents_stay_small(range->block.context->device, 0);
+        for (unsigned looked_at = 0; range && looked_at < FIT_LOOK && !weigh_range(&search, range); looked_at++) {
                 do
                         range = gr_range_next(lists, range);
                 while (range && !gr_range_may_serve(range, last_epoch, most_bytes));
         }
-        *ret_at = fit.at;
-        return fit.range;
+        *ret_at = search.best.at;
+        return search.best.range;
 }
