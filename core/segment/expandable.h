@@ -14,7 +14,7 @@
  * the card or the limit is held, an extent is an eighth of its request, at least a page, and a request opens no extent
  * that is more than half as large as itself: such extents go back instead, and smaller ones are mapped.
  *
- * Where a large request lacks less than a 32nd of what is held, up to 32 MiB, so much is mapped at once, an extent for
+ * Where a large request lacks less than a 16th of what is held, up to 32 MiB, so much is mapped at once, an extent for
  * each hole, unless an eighth is held or the footprint would pass its bound (slack.h). What is not needed yet is free
  * for the requests to come, but an extent still goes back, or moves, only as a whole.
  *

@@ -32,10 +32,11 @@
 #define EXTENT_MOST_SHARE  256                   /* but no more than this share of what is charged, */
 #define EXTENT_BOUND_BYTES (UINT64_C(6) << 20)   /* which is taken to be at least so much, */
 #define EXTENT_MOST_BYTES  (UINT64_C(256) << 20) /* and never more: to return it would keep the driver busy too long */
-#define AHEAD_SHARE        32                    /* a large request maps a 32nd of what is charged at once (ahead) */
+#define AHEAD_SHARE        16                    /* a large request maps a 16th of what is charged at once (ahead) */
 #define AHEAD_MOST_BYTES   (UINT64_C(32) << 20)  /* the most that this may be */
 #define AHEAD_ROOM_SHARE   8                     /* limits must leave an eighth of what is charged besides */
-#define HOLES_LOOKED       128                   /* most holes that one request looks at: a microsecond or two */
+#define MOVE_TIMES         2   /* what a move takes in all: to unmap its old addresses takes as much */
+#define HOLES_LOOKED       128 /* most holes that one request looks at: a microsecond or two */
 /* A refused size is tried again only after so long, or when the card has more free memory. */
 #define REFUSED_NS UINT64_C(100000000)
 
@@ -83,8 +84,7 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct plac
                 if (range->state == GR_RANGE_HOLE)
                         place.hole_bytes += gr_min(stop, gr_page_up(end)) - gr_page_down(gr_max(at, range->block.ptr));
                 if (stop >= end) {
-                        if (place.hole_bytes < best->hole_bytes &&
-                            (place.hole_bytes > 0 || !gr_fit_opens_large(place.range, at, bytes)))
+                        if (place.hole_bytes < best->hole_bytes && !gr_fit_opens_large(place.range, at, bytes))
                                 *best = place;
                         return;
                 }
@@ -372,7 +372,7 @@ static int grow(struct gr_context *context, size_t bytes, uint64_t ahead_bytes, 
                 uint64_t begin_ns = context->core->driver->now_ns();
 
                 lack_bytes = gr_remap_fill(context, range, lack_bytes);
-                gr_slack_spend(context, context->core->driver->now_ns() - begin_ns);
+                gr_slack_spend(context, MOVE_TIMES * (context->core->driver->now_ns() - begin_ns));
                 if (lack_bytes > 0)
                         gr_slack_make_room(context, bytes, lack_bytes);
         }

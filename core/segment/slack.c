@@ -18,13 +18,14 @@
 
 #define SLACK_SHARE       16                   /* footprint above the peak of live memory: this share of it */
 #define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* at least so much: less is not worth calls of the driver */
-#define CREDIT_MOST_NS    UINT64_C(20000000)   /* what can be saved up for better fits */
-#define CREDIT_SHARE      32 /* 1/32 of all time may be spent on better fits; unmapping takes as much again */
-#define CREDIT_DEBT_NS    UINT64_C(20000000)   /* if so much is overspent, a larger footprint is accepted */
-#define DEBT_SLACK_SHARE  8                    /* that larger footprint: this share above the peak */
-#define BINS_LEAST_BYTES  (UINT64_C(16) << 20) /* less in bins is not worth calls of the driver either */
-#define WAIT_MOST_NS      UINT64_C(5000000)    /* for work that is about to end, before the footprint grows */
-#define TELL_SHARE        32                   /* DEBUG: the footprint, each time it has grown by so much of it */
+#define CREDIT_MOST_NS    UINT64_C(4000000)    /* what can be saved up for better fits */
+#define CREDIT_SHARE      32                   /* 1/32 of all time may be spent on better fits */
+#define CREDIT_DEBT_NS    UINT64_C(4000000)    /* each time so much is overspent, the share above the peak doubles */
+#define DEBT_MOST_NS      (4 * (int64_t)CREDIT_DEBT_NS) /* so that debts are soon paid */
+#define SLACK_MOST_SHARE  2                             /* up to this share */
+#define BINS_LEAST_BYTES  (UINT64_C(16) << 20)          /* less in bins is not worth calls of the driver either */
+#define WAIT_MOST_NS      UINT64_C(5000000)             /* for work that is about to end, before the footprint grows */
+#define TELL_SHARE        32 /* DEBUG: the footprint, each time it has grown by so much of it */
 
 /* Adds what the time since the last call earned. The split's lock is held. */
 static void add_credit(struct gr_context *context)
@@ -56,7 +57,11 @@ uint64_t gr_slack_worth_opening(struct gr_context *context, size_t bytes)
 
 static uint64_t slack_share(int64_t credit_ns)
 {
-        return credit_ns < -(int64_t)CREDIT_DEBT_NS ? DEBT_SLACK_SHARE : SLACK_SHARE;
+        uint64_t share = SLACK_SHARE;
+
+        for (; credit_ns < -(int64_t)CREDIT_DEBT_NS && share > SLACK_MOST_SHARE; credit_ns += (int64_t)CREDIT_DEBT_NS)
+                share /= 2;
+        return share;
 }
 
 /*
@@ -92,6 +97,8 @@ static int64_t credit(struct gr_context *context, uint64_t spent_ns)
         gr_lock(&split->lock);
         add_credit(context);
         split->credit_ns -= (int64_t)spent_ns;
+        if (split->credit_ns < -DEBT_MOST_NS)
+                split->credit_ns = -DEBT_MOST_NS;
         left = split->credit_ns;
         gr_unlock(&split->lock);
         return left;

@@ -1,7 +1,8 @@
 /*
  * Slack: how much memory a segment pool may hold beyond the live memory, and how much time it may spend to stay below
  * that. The first is a share of the peak of live memory, the second a share of all time. Better fits, moves and waits
- * cost such time; when too much was spent recently, the footprint may grow more.
+ * cost such time. The more was overspent, the more the footprint may grow: where memory fits badly, as with several
+ * streams, that is better than a slow program.
  *
  * No lock is held, unless a comment says otherwise.
  */
@@ -16,8 +17,7 @@ struct gr_context;
 
 /*
  * Whether the footprint may grow by growth_bytes for a request of request_bytes. It may reach the peak of live memory
- * plus a share of it: a small share as long as there is time to spend on better fits, a larger one after too much was
- * spent.
+ * plus a share of it: a 16th as long as there is time to spend on better fits, up to a half after too much was spent.
  */
 bool gr_slack_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 

@@ -134,7 +134,7 @@ static void test_ahead_late(int looks)
         before = gpu_device()->reserved_bytes;
         GR_CHECK_EQ(before, (512 + 6 * PIECES) * MIB);
         ptr = gpu_take(6 * MIB);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes - before, (looks < 2 ? 18 : 6) * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes - before, (looks < 2 ? 32 : 6) * MIB);
         gpu_give(ptr, 6 * MIB);
         for (int i = 0; i < PIECES; i++)
                 gpu_give(kept[i], 2 * MIB);
@@ -147,18 +147,18 @@ static void test_ahead_late(int looks)
  * Memory is mapped ahead where limits on the cache leave room for it and for an eighth of what is charged, and the hard
  * limit is eight times what is charged. Elsewhere they are not asked for it. Near the hard limit extents are pages.
  */
-static void test_ahead_limits(uint64_t hard_bytes, uint64_t soft_bytes, uint64_t threshold_bytes, unsigned extents)
+static void test_ahead_limits(uint64_t hard_bytes, uint64_t soft_bytes, uint64_t threshold_bytes, uint64_t more_bytes,
+                              unsigned extents)
 {
         uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), a;
         uint64_t before = core.counters.counts[GR_COUNTER_driver_allocs];
-        bool ahead = extents == 1;
 
         atomic_store(&gpu_device()->hard_bytes, hard_bytes);
         atomic_store(&gpu_device()->soft_bytes, soft_bytes);
         atomic_store(&gpu_device()->threshold_bytes, threshold_bytes);
         a = gpu_take(6 * MIB);
         GR_CHECK_EQ(a, rest + 400 * MIB);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, (ahead ? 412 : 406) * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 400 * MIB + more_bytes);
         GR_CHECK_EQ(core.counters.counts[GR_COUNTER_driver_allocs] - before, extents);
         GR_CHECK_EQ(gr_budget_excess(gpu_device()), 0);
         GR_CHECK_EQ(core.counters.counts[GR_COUNTER_limit_hits], 0);
@@ -188,6 +188,28 @@ static void test_large_extents(void)
         gpu_give(b, 16 * MIB);
         gpu_give(a, 3 * MIB);
         gpu_give(rest, 768 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Not to lengthen a hole before or behind it either. */
+static void test_large_beside_hole(void)
+{
+        uint64_t rest, large, a;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        rest = gpu_take(512 * MIB);
+        atomic_store(&gpu_device()->hard_bytes, 1024 * MIB);
+        large = gpu_take(256 * MIB); /* in extents of 32 MiB */
+        gpu_give(large, 256 * MIB);
+        GR_CHECK_EQ(gpu_take(224 * MIB), large);
+        gpu_sync();
+        a = gpu_take(40 * MIB);
+        GR_CHECK_EQ(a, large + 256 * MIB);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
+        gpu_give(a, 40 * MIB);
+        gpu_give(large, 224 * MIB);
+        gpu_give(rest, 512 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -330,14 +352,17 @@ int main(void)
         test_ahead(GR_POOL_AUTO, 1024 * MIB, true);
         test_ahead(GR_POOL_AUTO, 62 * MIB, false);
         test_ahead(GR_POOL_SPLIT, 1024 * MIB, true);
-        test_ahead_limits(8 * 406 * MIB, GR_UNLIMITED, GR_UNLIMITED, 1);
-        test_ahead_limits(8 * 406 * MIB - 1, GR_UNLIMITED, GR_UNLIMITED, 3);
-        test_ahead_limits(410 * MIB, GR_UNLIMITED, GR_UNLIMITED, 3);
-        test_ahead_limits(GR_UNLIMITED, 462 * MIB, GR_UNLIMITED, 1);
-        test_ahead_limits(GR_UNLIMITED, 462 * MIB - 1, GR_UNLIMITED, 2);
-        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 62 * MIB, 1);
-        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 62 * MIB - 1, 2);
+        test_ahead_limits(8 * 406 * MIB, GR_UNLIMITED, GR_UNLIMITED, 24 * MIB, 1);
+        test_ahead_limits(8 * 406 * MIB - 1, GR_UNLIMITED, GR_UNLIMITED, 6 * MIB, 3);
+        test_ahead_limits(410 * MIB, GR_UNLIMITED, GR_UNLIMITED, 6 * MIB, 3);
+        test_ahead_limits(GR_UNLIMITED, 474 * MIB, GR_UNLIMITED, 24 * MIB, 1);
+        test_ahead_limits(GR_UNLIMITED, 474 * MIB - 1, GR_UNLIMITED, 12 * MIB, 1);
+        test_ahead_limits(GR_UNLIMITED, 462 * MIB - 1, GR_UNLIMITED, 6 * MIB, 2);
+        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 74 * MIB, 24 * MIB, 1);
+        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 74 * MIB - 1, 12 * MIB, 1);
+        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 62 * MIB - 1, 6 * MIB, 2);
         test_large_extents();
+        test_large_beside_hole();
         test_ahead_refused();
         test_ahead_halfway();
         for (int looks = 0; looks < 3; looks++)

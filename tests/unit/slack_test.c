@@ -3,22 +3,25 @@
 
 #include "split_gpu.h"
 
-/* How much memory may be held beside what is live before some is moved; more of it where moves took too much time. */
-static void test_bound(int64_t credit_ns, uint64_t least_bytes, uint64_t most_bytes)
+/*
+ * How much memory may be held beside what is live before some is moved: more of it where moves took too much time. What
+ * is freed here is a little too small for the next request.
+ */
+static void test_bound(int64_t credit_ns, uint64_t freed_bytes, bool moved)
 {
-        uint64_t a, b, c;
+        uint64_t a, b, c, all_bytes = 400 * MIB + freed_bytes + 20 * MIB;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(40 * MIB);
+        a = gpu_take(freed_bytes);
         b = gpu_take(400 * MIB);
-        gpu_give(a, 40 * MIB);
+        gpu_give(a, freed_bytes);
         context->split->credit_ns = credit_ns;
         context->split->credit_at_ns = sg_now_ns();
-        c = gpu_take(60 * MIB); /* of 460 live */
-        GR_CHECK(gpu_device()->reserved_bytes >= least_bytes);
-        GR_CHECK(gpu_device()->reserved_bytes <= most_bytes);
+        c = gpu_take(freed_bytes + 20 * MIB);
+        GR_CHECK(gpu_device()->reserved_bytes >= all_bytes);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes < all_bytes + freed_bytes, moved);
         gpu_give(b, 400 * MIB);
-        gpu_give(c, 60 * MIB);
+        gpu_give(c, freed_bytes + 20 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -36,7 +39,7 @@ static void test_credit(void)
         GR_CHECK(context->split->credit_ns < 3 * (int64_t)SG_MS);
         sg_advance(3600000 * SG_MS);
         GR_CHECK_EQ(gr_slack_worth_opening(context, 32 * MIB), 36 * MIB);
-        GR_CHECK_EQ(context->split->credit_ns, 20 * SG_MS);
+        GR_CHECK_EQ(context->split->credit_ns, 4 * SG_MS);
         gr_unlock(&context->split->lock);
         gpu_end();
 }
@@ -73,12 +76,20 @@ static void test_behind(bool stuck)
 
 int main(void)
 {
+        const int64_t ms = (int64_t)SG_MS;
+
         gpu_mapping = true;
         test_behind(false);
         test_behind(true);
         /* Last: what they touch is cleared for every test after them. */
-        test_bound(10000000, 460 * MIB, 488 * MIB);
-        test_bound(-1000000000, 500 * MIB, 517 * MIB);
+        test_bound(3 * ms, 40 * MIB, true); /* a 12th more than is live */
+        test_bound(-3 * ms, 40 * MIB, true);
+        test_bound(-5 * ms, 40 * MIB, false);
+        test_bound(-7 * ms, 80 * MIB, true); /* a sixth */
+        test_bound(-9 * ms, 80 * MIB, false);
+        test_bound(-11 * ms, 200 * MIB, true); /* a third */
+        test_bound(-13 * ms, 200 * MIB, false);
+        test_bound(-1000 * ms, 200 * MIB, false);
         test_credit();
         return GR_CHECK_RESULT();
 }
