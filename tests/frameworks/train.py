@@ -6,21 +6,17 @@ whatever allocates their memory. Set PYTORCH_NO_CUDA_MEMORY_CACHING=1 to take Py
 """
 
 import argparse
-import ctypes
 import os
 import random
-import sys
 import time
 
 from card import Card, find_torch
+from turns import Turns, add_options
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--deterministic", action="store_true")
-parser.add_argument("--turns", action="store_true",
-                    help="wait for a line of input before each ten steps, and time each ten")
-parser.add_argument("--times", metavar="LIBRARY",
-                    help="with --turns: tell the time in PyTorch's allocator, too (torch_times.c)")
+add_options(parser)
 args = parser.parse_args()
 
 if args.deterministic:
@@ -57,37 +53,11 @@ for _ in range(10):
 torch.cuda.synchronize()
 card.used()
 
-if args.times:
-    library = ctypes.CDLL(args.times)
-    library.torch_times_begin.restype = ctypes.c_char_p
-    why = library.torch_times_begin()
-    if why:
-        sys.exit(f"--times: {why.decode()}")
-
-
-def in_allocator():
-    """Seconds in PyTorch's allocator so far."""
-    times = (ctypes.c_uint64 * 5)()
-    if args.times:
-        library.torch_times_read(times)
-        if times[4]:
-            sys.exit(f"--times: {times[4]} allocations are not as expected")
-    return (times[1] + times[3]) / 1e9
-
-
-losses = []
 if args.turns:
-    for _ in range(args.steps // 10):
-        print("ready", flush=True)
-        if not sys.stdin.readline():
-            break
-        begin, before = time.perf_counter(), in_allocator()
-        for _ in range(10):
-            step(random.choice(LENGTHS))
-        torch.cuda.synchronize()
-        print(f"turn {time.perf_counter() - begin:.6f} {in_allocator() - before:.6f}", flush=True)
+    Turns(torch.cuda.synchronize, args.times).take(lambda: step(random.choice(LENGTHS)), args.steps)
     raise SystemExit
 
+losses = []
 begin = time.perf_counter()
 for i in range(args.steps):
     loss = step(random.choice(LENGTHS))
