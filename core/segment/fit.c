@@ -103,10 +103,10 @@ GR_HOT_CODE struct gr_range *gr_fit_find(const struct gr_free_lists *lists, size
         size_t pages = bytes >> GR_PAGE_SHIFT;
         struct search search = {.bytes = bytes, .least = pages > 0 ? pages - 1 : 0}; /* its end pages may be shared */
 
-        if (!range)
-                return NULL;
-        search.ready_epoch = gr_fence_usable_epoch(range->block.context->fence);
-        search.stay_small = gr_extents_stay_small(range->block.context->device, 0);
+        if (range) {
+                search.ready_epoch = gr_fence_usable_epoch(range->block.context->fence);
+                search.stay_small = gr_extents_stay_small(range->block.context->device, 0);
+        }
         for (unsigned looked_at = 0; range && looked_at < FIT_LOOK && !weigh_range(&search, range); looked_at++) {
                 do
                         range = gr_range_next(lists, range);
