@@ -20,7 +20,7 @@ struct gr_range *gr_fit_find(const struct gr_free_lists *lists, size_t bytes, ui
                              uint64_t *ret_at);
 
 /*
- * Whether a block of bytes at `at`, in a free range, would open an extent that is large for it, where that is to be
+ * Whether a block of bytes at `at`, which lies in range, would open an extent that is large for it, where that is to be
  * avoided (gr_extents_stay_small): its first or last byte lies in one of which nothing is used.
  */
 bool gr_fit_opens_large(const struct gr_range *range, uint64_t at, size_t bytes);

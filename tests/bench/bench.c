@@ -1,6 +1,8 @@
 #include "bench.h"
 
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +11,7 @@
 #include "base/json.h"
 #include "check.h"
 
-enum { REPETITIONS = 7, MIXED = 256, MOST_RESULTS = 64, MOST_THREADS = 16, WARM_PAIRS = 100 };
+enum { REPETITIONS = 7, MIXED = 256, MOST_RESULTS = 64, MOST_THREADS = 16, WARM_PAIRS = 100, ON_THE_WAY = 64 };
 /* Of two that are compared, and differ by hundredths where a processor's pace changes by tenths: more, and shorter. */
 enum { TWINS = 2, TWIN_REPETITIONS = 31 };
 
@@ -163,14 +165,38 @@ static double beside_work(struct bench *bench, const struct scenario *scenario, 
         return since(bench, begin);
 }
 
+/* Blocks on their way from the thread that allocates them to the one that frees them. */
+struct passage {
+        _Alignas(64) _Atomic long put;
+        _Alignas(64) _Atomic long taken;
+        void *blocks[ON_THE_WAY];
+};
+
 struct worker {
         struct bench *bench;
+        struct passage *in, *out; /* NULL: it frees what it allocates */
         pthread_barrier_t *start;
         size_t bytes;
         int stream;
         long n;
         double begin_us, end_us;
 };
+
+/* Hands p on to the next thread, and takes a block from the one before. */
+static void *exchange(struct worker *worker, void *p)
+{
+        long put = atomic_load(&worker->out->put), taken = atomic_load(&worker->in->taken);
+
+        while (put - atomic_load_explicit(&worker->out->taken, memory_order_acquire) == ON_THE_WAY)
+                sched_yield();
+        worker->out->blocks[put % ON_THE_WAY] = p;
+        atomic_store_explicit(&worker->out->put, put + 1, memory_order_release);
+        while (atomic_load_explicit(&worker->in->put, memory_order_acquire) == taken)
+                sched_yield();
+        p = worker->in->blocks[taken % ON_THE_WAY];
+        atomic_store_explicit(&worker->in->taken, taken + 1, memory_order_release);
+        return p;
+}
 
 static void *worker_run(void *data)
 {
@@ -185,6 +211,8 @@ static void *worker_run(void *data)
                         worker->begin_us = bench_now_us();
                 }
                 must(ops->alloc(&p, worker->bytes, worker->stream), "alloc");
+                if (worker->out)
+                        p = exchange(worker, p);
                 must(ops->release(p, worker->stream), "free");
         }
         worker->end_us = bench_now_us();
@@ -192,18 +220,21 @@ static void *worker_run(void *data)
 }
 
 /* N counts the pairs of each thread, each of its own size and stream. The time is what a thread took on average. */
-static double threads(struct bench *bench, const struct scenario *scenario, long n, void *p)
+static double run_threads(struct bench *bench, const struct scenario *scenario, long n, struct passage *passages)
 {
         struct worker workers[MOST_THREADS];
         pthread_t ids[MOST_THREADS];
         pthread_barrier_t start;
         double sum_us = 0;
 
-        (void)p;
         pthread_barrier_init(&start, NULL, (unsigned)scenario->width);
         for (int i = 0; i < scenario->width; i++) {
                 workers[i] = (struct worker){.bench = bench, .start = &start, .n = n, .stream = i + 1};
                 workers[i].bytes = scenario->bytes * (size_t)(i + 1);
+                if (passages) {
+                        workers[i].in = &passages[i];
+                        workers[i].out = &passages[(i + 1) % scenario->width];
+                }
                 if (pthread_create(&ids[i], NULL, worker_run, &workers[i])) {
                         fprintf(stderr, "bench: no thread\n");
                         exit(EXIT_FAILURE);
@@ -215,6 +246,21 @@ static double threads(struct bench *bench, const struct scenario *scenario, long
         for (int i = 0; i < scenario->width; i++)
                 sum_us += workers[i].end_us - workers[i].begin_us;
         return sum_us / (double)scenario->width;
+}
+
+static double threads(struct bench *bench, const struct scenario *scenario, long n, void *p)
+{
+        (void)p;
+        return run_threads(bench, scenario, n, NULL);
+}
+
+/* Each thread frees what the one before it allocated. */
+static double handed_on(struct bench *bench, const struct scenario *scenario, long n, void *p)
+{
+        struct passage passages[MOST_THREADS] = {0};
+
+        (void)p;
+        return run_threads(bench, scenario, n, passages);
 }
 
 static uint64_t random_number(struct bench *bench)
@@ -287,6 +333,11 @@ static const struct scenario scenarios[] = {
         {"threads", "4 threads", threads, 64 * KIB, 4, 64, .settle = true},
         {"threads", "8 threads", threads, 64 * KIB, 8, 64, .settle = true},
         {"threads", "16 threads", threads, 64 * KIB, 16, 64, .settle = true},
+        {"handed", "handed on, 1 thread", handed_on, 64 * KIB, 1, 64, .settle = true},
+        {"handed", "handed on, 2 threads", handed_on, 64 * KIB, 2, 64, .settle = true},
+        {"handed", "handed on, 4 threads", handed_on, 64 * KIB, 4, 64, .settle = true},
+        {"handed", "handed on, 8 threads", handed_on, 64 * KIB, 8, 64, .settle = true},
+        {"handed", "handed on, 16 threads", handed_on, 64 * KIB, 16, 64, .settle = true},
         {"alone", "one thread", threads, 64 * KIB, 1, 64, .settle = true},
         {"streams", "2 streams, fresh", kernels, MIB, 2, 64, 0, true},
         {"streams", "2 streams alone", kernels, MIB, 2, 64, 0, false},

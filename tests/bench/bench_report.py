@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What scripts/bench measured, kept as CSV and shown as tables.
 
-    tests/bench/bench_report.py            # writes the figures of results.csv into README.md and docs/benchmarks.md
+    tests/bench/bench_report.py            # writes the figures of results.csv into README.md and docs/benchmarks.md,
+                                           # and draws docs/footprint.svg
     tests/bench/bench_report.py --check    # exit status 1 where they differ, as the test "documents" asks
     tests/bench/bench_report.py --tables   # prints all of results.csv as tables
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
 RESULTS = TOP / "tests" / "bench" / "results"
+DRAWING = TOP / "docs" / "footprint.svg"
 
 FIELDS = ["group", "table", "row", "column", "unit", "median", "least", "most", "samples"]
 
@@ -30,6 +32,7 @@ TABLES = {
     "pair_shared": "Shared CUDA runtime",
     "pair_driver": "Driver API",
     "threads": "Threads, each with pairs of its own size: time of a pair in each",
+    "handed": "The same, where each thread frees what another one allocated",
     "streams": "malloc, short kernel, free over streams in turn, and the kernels alone",
     "live": "One block freed and another allocated among many live ones (512 B to 4 KiB)",
     "policies": "How freed memory becomes safe to reuse (`GPURECLAIM_REUSE`)",
@@ -95,6 +98,12 @@ class Results:
             key = row["group"], row["table"], row["row"], row["column"]
             self.samples[key] = [float(value) for value in row["samples"].split()]
             self.units[key[:3]] = row["unit"]
+
+    def add_curve(self, column, points):
+        """(seconds, MiB) over time; kept as two rows of samples, for which no median means anything."""
+        for row, values in zip(("seconds", "MiB"), zip(*points)):
+            self.samples[self.group, "footprint", row, column] = [float(f"{value:.5g}") for value in values]
+            self.units[self.group, "footprint", row] = row
 
     def start(self, group, where):
         """Forgets the group's figures; what is added from here on is the group's."""
@@ -207,8 +216,8 @@ def headlines(tables, pool):
 def behind(tables, pool):
     """Lines for the rows where the default pool lies more than 5 % above another allocator, and no turn contradicts."""
     lines = []
-    for table, rows in tables.items():
-        for row, columns in rows.items():
+    for table in TABLES:
+        for row, columns in tables.get(table, {}).items():
             ours = columns.get(pool)
             others = {name: columns[name] for name in OTHERS if ours and name in columns}
             others = {name: ratio(ours, values) for name, values in others.items() if min(ours) > max(values)}
@@ -286,15 +295,134 @@ def figures(results, in_readme):
     return [f"| {'; '.join(places)} | native | gpureclaim | factor |", "| --- | ---: | ---: | ---: |", *rows]
 
 
+def thinned(points, most=150):
+    """At most so many (seconds, value): of equal spans of time, the highest value of each."""
+    if not points:
+        return []
+    span, highest = points[-1][0] / most or 1, {}
+    for at, value in points:
+        number = min(int(at / span), most - 1)
+        highest[number] = max(highest.get(number, (0, 0)), (value, at))
+    return [(number * span, value) for number, (value, _) in sorted(highest.items())]
+
+
+def drawing(results):
+    """The curves of "footprint" as an SVG, or None without any."""
+    rows = results.tables().get("footprint")
+    if not rows:
+        return None
+    curves = {name: list(zip(rows["seconds"][name], rows["MiB"][name])) for name in rows["MiB"]}
+    width, height, left, bottom = 720, 340, 60, 40
+    last = max(points[-1][0] for points in curves.values())
+    most = max(value for points in curves.values() for _, value in points) * 1.1
+
+    def x(seconds):
+        return left + seconds / last * (width - left - 20)
+
+    def y(mib):
+        return height - bottom - mib / most * (height - bottom - 20)
+
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+             'font-size="12">', f'<rect width="{width}" height="{height}" fill="white"/>']
+    for mib in range(0, int(most), 500):
+        lines.append(f'<path d="M{left} {y(mib):.1f}H{width - 20}" stroke="#ddd"/>'
+                     f'<text x="{left - 6}" y="{y(mib) + 4:.1f}" text-anchor="end">{mib}</text>')
+    for second in range(int(last) + 1):
+        lines.append(f'<text x="{x(second):.1f}" y="{height - bottom + 16}" text-anchor="middle">{second}</text>')
+    lines.append(f'<text x="{width / 2}" y="{height - 6}" text-anchor="middle">seconds since the first step</text>'
+                 f'<text x="{left}" y="14">MiB held on the card</text>')
+    for number, (name, points) in enumerate(curves.items()):
+        colour = ("#888", "#2a7", "#c60", "#15c")[number % 4]
+        path = "L".join(f"{x(at):.1f} {y(mib):.1f}" for at, mib in points)
+        title, place = "gpureclaim" if name == DEFAULT_POOL else name, height - bottom - 14 * (len(curves) - number)
+        lines.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+                     f'<text x="{width - 24}" y="{place}" text-anchor="end" fill="{colour}">{title}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+ALLOCATORS = {
+    "auto": "`auto`, the default", "bins": "`bins`", "split": "`split`", "PyTorch": "PyTorch's own cache",
+    "PyTorch, preloaded": "the same, with the library loaded", "PyTorch, expandable": "PyTorch's expandable segments",
+    "cudaMallocAsync": "`cudaMallocAsync`", "native": "the driver's own",
+    "bins, no fences": "`bins` without fences, which no program may use",
+}
+
+
+def allocators(first, cells):
+    """A table with a line for each allocator; CELLS: {title: (table, row, the column to divide by or None)}."""
+    def lines(tables):
+        rows = []
+        for column, name in ALLOCATORS.items():
+            shown = {}
+            for title, (table, row, base) in cells.items():
+                found = tables.get(table, {}).get(row, {})
+                value = ratio(found.get(column), found.get(base)) if base else found.get(column)
+                if value:
+                    shown[title] = f"{value:.2f}" if base else number(statistics.median(value))
+            if shown:
+                rows.append((name, shown))
+        return markdown(rows, first, list(cells))
+    return lines
+
+
+def changing(tables):
+    """Programs whose sizes change: a line for each, as shares of what PyTorch's own cache takes."""
+    rows, columns = [], ("auto", "bins", "PyTorch, expandable")
+    titles = {"time, ten steps later on": "steps", "time, the first 100 steps": "first 100",
+              "most memory held": "memory"}
+    for row, found in tables.get("programs", {}).items():
+        name, _, what = row.partition(": ")
+        if what not in titles or "PyTorch" not in found or name == "training":
+            continue
+        shown = next((shown for known, shown in rows if known == name), None)
+        if shown is None:
+            rows.append((name, shown := {}))
+        for column in columns:
+            if column in found:
+                shown[f"{column}: {titles[what]}"] = f"{ratio(found[column], found['PyTorch']):.2f}"
+    return markdown(rows, "", [f"{column}: {title}" for column in columns for title in titles.values()])
+
+
+TRAINING = {"steps": "training: time, ten steps later on", "first 100 steps": "training: time, the first 100 steps"}
+INSIDE = {"ms of ten steps": "training: time in PyTorch's allocator, ten steps later on",
+          "ms of the first 100": "training: time in PyTorch's allocator, the first 100 steps"}
+
+# Tables of the documents besides FIGURES, each between two comments with its name.
+GRIDS = {
+    "held": allocators("held / live", {name: ("traces", f"{name}: most memory held / most live", None)
+                                       for name in ("train", "mix", "serve")}),
+    "operation": allocators("us", {name: ("traces", f"{name}: time of an operation", None)
+                                   for name in ("train", "mix", "serve")}),
+    "training": allocators("", {title: ("programs", row, "PyTorch") for title, row in TRAINING.items()} |
+                           {"memory": ("programs", "training: most memory held", "PyTorch")}),
+    "inside": allocators("", {title: ("programs", row, None) for title, row in INSIDE.items()} |
+                         {"ten steps, had they no other difference":
+                          ("programs", "training: time if only the allocator differed, ten steps later on", "PyTorch")}),
+    "changing": changing,
+    "threads": allocators("us", {title: ("threads", title, None)
+                                 for title in ("1 thread", "2 threads", "4 threads", "8 threads", "16 threads")}),
+    "handed": allocators("us", {title: ("handed", f"handed on, {title}", None)
+                                for title in ("1 thread", "2 threads", "4 threads", "8 threads", "16 threads")}),
+    "live": allocators("us", {f"among {count:,}": ("live", f"{count} live blocks", None)
+                              for count in (10, 10000, 1000000)}),
+}
+
+
 def documents(results):
     """{path: (its text, what its text ought to be)}"""
     found = {}
+    drawn = drawing(results)
+    if drawn:
+        found[DRAWING] = DRAWING.read_text() if DRAWING.exists() else "", drawn
     for path in (TOP / "README.md", TOP / "docs" / "benchmarks.md"):
-        text = path.read_text()
-        before, begin, rest = text.partition("<!-- figures:begin -->\n")
-        _, end, after = rest.partition("<!-- figures:end -->")
-        table = "\n".join(figures(results, path.name == "README.md"))
-        found[path] = text, f"{before}{begin}{table}\n{end}{after}"
+        text = wanted = path.read_text()
+        for name in ("figures", *GRIDS):
+            lines = GRIDS[name](results.tables()) if name in GRIDS else figures(results, path.name == "README.md")
+            before, begin, rest = wanted.partition(f"<!-- {name}:begin -->\n")
+            _, end, after = rest.partition(f"<!-- {name}:end -->")
+            if begin and end:
+                wanted = before + begin + "\n".join(lines) + "\n" + end + after
+        found[path] = text, wanted
     return found
 
 

@@ -69,13 +69,17 @@ class Card:
         return now - self._before
 
     @contextlib.contextmanager
-    def watched(self):
-        """Looks all the time, from a thread, for the peaks between two calls of used(); not for what is timed."""
+    def watched(self, seen=None):
+        """Looks all the time, from a thread, for the peaks between two calls of used(); not for what is timed. Appends
+        (seconds, MiB) to a list."""
         stop = threading.Event()
+        begin = time.perf_counter()
 
         def look():
             while not stop.wait(0.001):
-                self.used()
+                used = self.used()
+                if seen is not None and used is not None:
+                    seen.append((time.perf_counter() - begin, used))
 
         thread = threading.Thread(target=look)
         thread.start()

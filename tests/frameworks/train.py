@@ -16,6 +16,7 @@ from turns import Turns, add_options
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--deterministic", action="store_true")
+parser.add_argument("--footprint", action="store_true", help="print what is held on the card, over time")
 add_options(parser)
 args = parser.parse_args()
 
@@ -47,6 +48,16 @@ def step(length):
     optimizer.step()
     return loss
 
+
+if args.footprint:
+    seen = []
+    with card.watched(seen):
+        for _ in range(args.steps):
+            step(random.choice(LENGTHS))
+        torch.cuda.synchronize()
+    for seconds, mib in seen:
+        print(f"footprint {seconds:.4f} {mib:.0f}")
+    raise SystemExit
 
 for _ in range(10):
     step(128)
