@@ -367,7 +367,7 @@ def allocators(first, cells):
 
 def changing(tables):
     """Programs whose sizes change: a line for each, as shares of what PyTorch's own cache takes."""
-    rows, columns = [], ("auto", "bins", "PyTorch, expandable")
+    rows, columns = [], {DEFAULT_POOL: "gpureclaim", "PyTorch, expandable": "expandable segments"}
     titles = {"time, ten steps later on": "steps", "time, the first 100 steps": "first 100",
               "most memory held": "memory"}
     for row, found in tables.get("programs", {}).items():
@@ -377,10 +377,10 @@ def changing(tables):
         shown = next((shown for known, shown in rows if known == name), None)
         if shown is None:
             rows.append((name, shown := {}))
-        for column in columns:
+        for column, title in columns.items():
             if column in found:
-                shown[f"{column}: {titles[what]}"] = f"{ratio(found[column], found['PyTorch']):.2f}"
-    return markdown(rows, "", [f"{column}: {title}" for column in columns for title in titles.values()])
+                shown[f"{title}: {titles[what]}"] = f"{ratio(found[column], found['PyTorch']):.2f}"
+    return markdown(rows, "", [f"{title}: {what}" for title in columns.values() for what in titles.values()])
 
 
 TRAINING = {"steps": "training: time, ten steps later on", "first 100 steps": "training: time, the first 100 steps"}
