@@ -383,12 +383,26 @@ def changing(tables):
     return markdown(rows, "", [f"{title}: {what}" for title in columns.values() for what in titles.values()])
 
 
+def loops(tables):
+    """malloc, kernel and free, as shares of the kernel alone, through each door."""
+    columns = {DEFAULT_POOL: "the library", "cudaMallocAsync": "`cudaMallocAsync`",
+               "empty hook": "a hook that does nothing"}
+    rows = []
+    for table, name in DOORS.items():
+        found = tables.get(table, {})
+        over, alone = found.get("malloc + kernel + free", {}), found.get("kernel alone", {})
+        shares = {title: ratio(over.get(column), alone.get(column)) for column, title in columns.items()}
+        rows.append((name, {title: f"{value:.2f}" for title, value in shares.items() if value}))
+    return markdown(rows, "calls through", list(columns.values()))
+
+
 TRAINING = {"steps": "training: time, ten steps later on", "first 100 steps": "training: time, the first 100 steps"}
 INSIDE = {"ms of ten steps": "training: time in PyTorch's allocator, ten steps later on",
           "ms of the first 100": "training: time in PyTorch's allocator, the first 100 steps"}
 
 # Tables of the documents besides FIGURES, each between two comments with its name.
 GRIDS = {
+    "loops": loops,
     "held": allocators("held / live", {name: ("traces", f"{name}: most memory held / most live", None)
                                        for name in ("train", "mix", "serve")}),
     "operation": allocators("us", {name: ("traces", f"{name}: time of an operation", None)
