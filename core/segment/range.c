@@ -148,6 +148,7 @@ GR_HOT_CODE void gr_range_enter(struct gr_split *split, struct gr_range *range)
         assert(range->before ? gr_range_end(range->before) == range->block.ptr : range->segment->first == range);
         lists_insert(lists_of(split, range), range);
         split->free_count++;
+        split->changes++;
 }
 
 GR_HOT_CODE void gr_range_leave(struct gr_split *split, struct gr_range *range)
@@ -156,6 +157,7 @@ GR_HOT_CODE void gr_range_leave(struct gr_split *split, struct gr_range *range)
         assert(range->state == GR_RANGE_FREE && split->free_count > 0);
         lists_remove(lists_of(split, range), range);
         split->free_count--;
+        split->changes++;
 }
 
 /* A zeroed structure for a range, a kept one or a new one; NULL: out of memory. */

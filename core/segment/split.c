@@ -255,14 +255,15 @@ GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_
         if (!range && gr_segments_merge_fastbins(context))
                 range = fit(context, bytes, segments, UINT64_MAX, &at);
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
-                uint64_t epoch = range->block.freed_epoch;
+                uint64_t epoch = range->block.freed_epoch, changes = split->changes;
 
                 if (gr_fence_barrier_is_cheap(context->fence)) {
                         gr_unlock(&split->lock);
                         gr_fence_barrier_for(context->fence, epoch);
                         gr_lock(&split->lock);
                 }
-                range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
+                if (split->changes != changes || !gr_fence_usable(fence, epoch)) /* else it serves as it is */
+                        range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
         }
         if (range)
                 block = take_from(context, range, at, bytes);

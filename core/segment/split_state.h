@@ -48,6 +48,7 @@ struct gr_split {
         struct gr_block *queue; /* waiting ranges, oldest first: split.c, segments.c */
         uint64_t hits, frees;   /* requests served without the driver; ranges freed: split.c */
         uint64_t free_count;    /* free and waiting ranges: range.c, segments.c, split.c */
+        uint64_t changes;       /* of the free lists, counted: range.c */
         uint64_t open_bytes;    /* bytes freed since the split last closed an epoch: split.c */
         uint64_t close_bytes;   /* it closes the next one when open_bytes reaches this: split.c */
         uint64_t surplus_bytes; /* the surplus: free segments and free extents, which can go back once idle */
