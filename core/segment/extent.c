@@ -19,30 +19,34 @@
 GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign)
 {
         struct gr_segment *segment = range->segment;
-        uint64_t at = range->block.ptr, end = gr_range_end(range), pinned = 0, surplus = 0;
+        uint64_t at = range->block.ptr, end = gr_range_end(range), pinned = 0, surplus = 0, next;
+        struct gr_page *extent = gr_extent_at(segment, at);
 
         gr_assert_locked(&context->split->lock);
-        while (at < end) {
-                struct gr_page *extent = gr_extent_at(segment, at);
-                uint64_t next = gr_min(end, gr_extent_ptr(segment, extent) + gr_extent_bytes(extent));
+        /* Memory is mapped behind all of a used range, so its extents are adjacent. */
+        for (next = gr_extent_ptr(segment, extent); at < end; at = next, extent += extent->pages) {
+                uint64_t bytes = gr_extent_bytes(extent), part;
 
-                assert(extent->pages > 0); /* memory is mapped behind all of a used range */
-                assert(sign > 0 || extent->used_bytes >= next - at);
+                assert(extent->pages > 0 && extent->back == 0);
+                next += bytes;
+                part = gr_min(end, next) - at;
+                assert(sign > 0 || extent->used_bytes >= part);
                 pinned -= gr_extent_stranded(extent);
                 if (sign > 0) {
-                        surplus -= extent->used_bytes == 0 ? gr_extent_bytes(extent) : 0;
-                        extent->used_bytes += next - at;
+                        surplus -= extent->used_bytes == 0 ? bytes : 0;
+                        extent->used_bytes += part;
                 } else {
-                        extent->used_bytes -= next - at;
+                        extent->used_bytes -= part;
                         extent->freed_epoch = gr_max(extent->freed_epoch, range->block.freed_epoch);
-                        surplus += extent->used_bytes == 0 ? gr_extent_bytes(extent) : 0;
+                        surplus += extent->used_bytes == 0 ? bytes : 0;
                 }
-                assert(extent->used_bytes <= gr_extent_bytes(extent));
+                assert(extent->used_bytes <= bytes);
                 pinned += gr_extent_stranded(extent);
-                at = next;
         }
-        gr_budget_add(&context->device->stranded_bytes, pinned);
-        gr_split_surplus(context->split, (int64_t)surplus);
+        if (pinned != 0)
+                gr_budget_add(&context->device->stranded_bytes, pinned);
+        if (surplus != 0)
+                gr_split_surplus(context->split, (int64_t)surplus);
 }
 
 int gr_extent_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes)

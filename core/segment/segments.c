@@ -69,6 +69,8 @@ static struct gr_block *empty_fastbins(struct gr_arena *arena)
         struct gr_cached *cached = &arena->fastbins.cached;
         struct gr_block *blocks;
 
+        if (atomic_load_explicit(&cached->bytes, memory_order_relaxed) == 0)
+                return NULL;
         gr_arena_lock(arena);
         blocks = gr_fastbin_empty(&arena->fastbins);
         /* Added before it is taken off below, or it would count as live in between */
@@ -129,9 +131,12 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
         struct gr_context *context = arena->context;
         struct gr_split *split = context->split;
         struct gr_block *blocks = empty_fastbins(arena), *block, *next, *freed = NULL, *early = NULL;
-        uint64_t epoch = atomic_load(&split->ahead_epoch);
+        uint64_t epoch;
 
         gr_assert_locked(&split->lock);
+        if (!blocks)
+                return false;
+        epoch = atomic_load(&split->ahead_epoch);
         for (block = blocks; block; block = next) {
                 struct gr_range *range = gr_range_of(block);
 
@@ -154,7 +159,7 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
         atomic_store(&split->ahead_epoch, epoch);
         gr_range_free_all(split, freed);
         wait_among(split, early);
-        return blocks != NULL;
+        return true;
 }
 
 bool gr_segments_merge_fastbins(struct gr_context *context)
