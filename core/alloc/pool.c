@@ -354,7 +354,8 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
         int rc;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
-        rc = gr_block_claim(core, ptr, &block);
+        block = gr_arena_claim(core, ptr);
+        rc = block ? 0 : gr_block_claim(core, ptr, &block);
         if (rc == -ENOENT && gr_split_find(core, ptr, &(struct gr_split_place){0}) == 0)
                 return -EALREADY; /* inside a segment, which the driver must not be asked to free */
         if (rc)

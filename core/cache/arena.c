@@ -420,6 +420,27 @@ GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr,
         return take_back_split(core, ptr, ret_should_close);
 }
 
+GR_HOT_CODE struct gr_block *gr_arena_claim(struct gr_core *core, uint64_t ptr)
+{
+        struct gr_arena *arena = gr_thread.hit_arena;
+        struct gr_block *block, **place;
+
+        if (!arena || !gr_pool_kind_in_expandable(core, ptr))
+                return NULL;
+        place = recent_place(arena, ptr);
+        gr_arena_lock(arena);
+        block = *place;
+        if (block && block->ptr == ptr) {
+                assert(atomic_load(&block->state) == state_at_home(arena));
+                *place = NULL;
+                atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_release);
+        } else {
+                block = NULL;
+        }
+        gr_arena_unlock(arena);
+        return block;
+}
+
 void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_should_close)
 {
         struct gr_arena *arena = gr_arena_own(context);

@@ -196,6 +196,12 @@ uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes);
 size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class, size_t count, uint64_t last_epoch);
 
 /*
+ * Claims the range at ptr, as gr_ledger_claim does, if its home is the arena of the thread's last hit, which takes one
+ * lock. NULL: it is no range of that arena. No lock from GR_RANK_ARENA up is held.
+ */
+struct gr_block *gr_arena_claim(struct gr_core *core, uint64_t ptr);
+
+/*
  * If this arena is the home of the block at ptr, the block has none afterwards. No lock from GR_RANK_ARENA up is held.
  */
 void gr_arena_forget(struct gr_arena *arena, uint64_t ptr);

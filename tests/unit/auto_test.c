@@ -184,6 +184,29 @@ static void test_room(void)
         gpu_end();
 }
 
+/* A range is claimed under the lock of its home, once; without a home, or in a bin, it is not. */
+static void test_claim(void)
+{
+        struct gr_block *block;
+        uint64_t a, small;
+
+        begin_auto();
+        a = gpu_take(8 * MIB);
+        small = gpu_take(4 * KIB);
+        GR_CHECK(!gr_arena_claim(&core, small));
+        GR_CHECK(!gr_arena_claim(&core, a + 512));
+        block = gr_arena_claim(&core, a);
+        GR_CHECK(block && block->ptr == a && gr_block_state(block) == GR_BLOCK_CACHED);
+        GR_CHECK(!gr_arena_claim(&core, a));
+        GR_CHECK_EQ(gr_pool_free(&core, a), -EALREADY);
+        GR_CHECK(block && gr_ledger_hand_out(block, 8 * MIB));
+        GR_CHECK(!gr_arena_claim(&core, a));
+        gpu_give(a, 8 * MIB);
+        gpu_give(small, 4 * KIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* Sizes that share a list: the later one is taken from behind the earlier one, which stays to be had. */
 static void test_list_shared(void)
 {
@@ -974,6 +997,7 @@ int main(int argc, char **argv)
         test_one_refused();
         test_exact();
         test_room();
+        test_claim();
         test_list_shared();
         test_passed();
         test_threads();
