@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <utlist.h>
 
@@ -287,27 +288,24 @@ static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *s
 }
 
 /*
- * Whether only stuck ranges keep the extent at ptr from going back; with `waiting`, ranges that wait for their fence
- * may also be in the way.
+ * Whether only stuck ranges keep the extent from going back; with `waiting`, ranges that wait for their fence may also
+ * be in the way.
  */
-static bool is_stuck(const struct gr_segment *segment, uint64_t ptr, bool waiting)
+static bool is_stuck(const struct gr_segment *segment, const struct gr_page *extent, bool waiting)
 {
-        const struct gr_page *extent = gr_extent_at(segment, ptr);
-
         return extent->stuck && is_left(segment, extent, waiting);
 }
 
 bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last)
 {
-        return is_stuck(segment, ptr, true) || is_stuck(segment, last, true);
+        return is_stuck(segment, gr_extent_at(segment, ptr), true) ||
+               is_stuck(segment, gr_extent_at(segment, last), true);
 }
 
-/* Whether memory is mapped at ptr and no thread is mapping or returning it. */
-static bool is_settled(const struct gr_segment *segment, uint64_t ptr)
+/* Whether memory is mapped at range and no thread is mapping or returning it. */
+static bool is_settled(const struct gr_range *range)
 {
-        enum gr_range_state state = gr_range_at(segment, ptr)->state;
-
-        return state != GR_RANGE_BUSY && state != GR_RANGE_HOLE && state != GR_RANGE_STALE;
+        return range->state != GR_RANGE_BUSY && range->state != GR_RANGE_HOLE && range->state != GR_RANGE_STALE;
 }
 
 /*
@@ -323,67 +321,111 @@ static void keep_stuck(struct gr_context *context, struct gr_page *extent)
         extent->used_bytes = gr_extent_bytes(extent);
 }
 
-/* If the extent at ptr has stuck ranges and nothing in it is used any more, makes it one busy range; else NULL. */
-static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment *segment, uint64_t ptr)
+/*
+ * The first extent from *at to end that only stuck ranges keep, as one busy range, if it is idle; NULL: none. Moves *at
+ * behind it. Those that are not idle yet are left for gr_expandable_collect.
+ */
+static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment *segment, uint64_t *at, uint64_t end)
 {
-        if (!is_settled(segment, ptr) || !is_stuck(segment, ptr, false) ||
-            !gr_fence_idle(context->fence, gr_extent_at(segment, ptr)->freed_epoch))
-                return NULL;
-        return take_extent(context->split, segment, gr_extent_at(segment, ptr));
+        struct gr_split *split = context->split;
+        struct gr_range *taken = NULL;
+
+        while (!taken && *at < end) {
+                const struct gr_range *range = gr_range_at(segment, *at);
+                const struct gr_page *extent;
+
+                if (!is_settled(range)) {
+                        *at = gr_page_up(gr_range_end(range));
+                        continue;
+                }
+                extent = gr_extent_at(segment, *at);
+                *at = gr_extent_ptr(segment, extent) + gr_extent_bytes(extent);
+                if (!is_stuck(segment, extent, true))
+                        continue;
+                if (is_stuck(segment, extent, false) && gr_fence_idle(context->fence, extent->freed_epoch))
+                        taken = take_extent(split, segment, extent);
+                if (!taken)
+                        split->stuck_epoch = gr_max(split->stuck_epoch, extent->freed_epoch);
+        }
+        return taken;
+}
+
+/* Gives such extents back. The caller is counted in split->busy. Returns their bytes. Lock not held. */
+static uint64_t return_stuck(struct gr_context *context, struct gr_segment *segment, uint64_t at, uint64_t end)
+{
+        struct gr_split *split = context->split;
+        struct gr_range *range;
+        uint64_t gone = 0;
+
+        gr_lock(&split->lock);
+        assert(split->busy > 0);
+        /* Memory that is still mapped at a stale address would stay on the card, and not be charged. */
+        gr_remap_reap(context);
+        gr_segments_free_usable(context);
+        while ((range = take_stuck(context, segment, &at, end))) {
+                uint64_t bytes;
+
+                gr_unlock(&split->lock);
+                bytes = gr_expandable_unmap(context, range, false);
+                if (bytes == 0)
+                        keep_stuck(context, gr_extent_at(segment, range->block.ptr));
+                gone += bytes;
+                gr_lock(&split->lock);
+                gr_extent_settle(split, range, GR_RANGE_STUCK);
+        }
+        gr_unlock(&split->lock);
+        return gone;
+}
+
+/* The caller is no longer counted in split->busy. Lock not held. */
+static void end_busy(struct gr_split *split)
+{
+        gr_lock(&split->lock);
+        assert(split->busy > 0);
+        split->busy--;
+        gr_unlock(&split->lock);
+}
+
+/* Lock not held. */
+uint64_t gr_expandable_collect(struct gr_context *context)
+{
+        struct gr_split *split = context->split;
+        struct gr_segment *segments[2];
+        uint64_t gone = 0;
+        bool idle;
+
+        gr_lock(&split->lock);
+        idle = split->stuck_epoch > 0 && gr_fence_idle(context->fence, split->stuck_epoch);
+        if (idle) {
+                split->stuck_epoch = 0; /* until one is found that has to be left again */
+                split->busy++;
+        }
+        memcpy(segments, split->expandable, sizeof(segments));
+        gr_unlock(&split->lock);
+        if (!idle)
+                return 0;
+        for (int small = 0; small < 2; small++)
+                if (segments[small])
+                        gone += return_stuck(context, segments[small], segments[small]->ptr,
+                                             segments[small]->ptr + segments[small]->bytes);
+        end_busy(split);
+        return gone;
+}
+
+void gr_expandable_discard(struct gr_context *context, struct gr_range *range)
+{
+        gr_assert_locked(&context->split->lock);
+        range->block.freed_epoch = gr_fence_freed(context->fence, range->block.capacity_bytes);
+        gr_extent_stick(range);
 }
 
 /* Lock not held. */
 void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last)
 {
-        struct gr_split *split = context->split;
-        struct gr_range *ranges[2] = {NULL};
-        bool quiet = gr_fence_sync(context->fence) == 0;
-
-        gr_lock(&split->lock);
-        if (quiet) {
-                gr_remap_reap(context);
-                gr_segments_free_usable(context);
-                ranges[0] = take_stuck(context, segment, ptr);
-                ranges[1] = take_stuck(context, segment, last);
-        }
-        gr_unlock(&split->lock);
-        for (int i = 0; i < 2; i++)
-                if (ranges[i] && gr_expandable_unmap(context, ranges[i], false) == 0)
-                        keep_stuck(context, gr_extent_at(segment, ranges[i]->block.ptr));
-        gr_lock(&split->lock);
-        for (int i = 0; i < 2; i++)
-                if (ranges[i])
-                        gr_extent_settle(split, ranges[i], GR_RANGE_STUCK);
-        assert(split->busy > 0); /* the caller's own */
-        split->busy--;
-        gr_unlock(&split->lock);
-}
-
-/*
- * Waits for the context as the driver's free would, and unmaps stale addresses: memory that is still mapped at one
- * would stay on the card after it was returned, without being charged. Lock not held.
- */
-static bool make_quiet(struct gr_context *context)
-{
-        if (gr_fence_sync(context->fence))
-                return false;
-        gr_lock(&context->split->lock);
-        gr_remap_reap(context);
-        gr_unlock(&context->split->lock);
-        return true;
-}
-
-/* Lock not held. */
-void gr_expandable_discard(struct gr_context *context, struct gr_range *range)
-{
-        struct gr_split *split = context->split;
-        struct gr_segment *segment = range->segment;
-        uint64_t ptr = range->block.ptr, last = gr_range_end(range) - 1;
-
-        if (make_quiet(context))
-                gr_expandable_unmap(context, range, false);
-        gr_lock(&split->lock);
-        gr_extent_settle(split, range, GR_RANGE_STUCK);
-        gr_unlock(&split->lock);
-        gr_expandable_unstick(context, segment, ptr, last);
+        /* The driver may have failed only this once. If it fails again, nothing is idle, and all is left for later. */
+        if (gr_driver_code(gr_fence_sync(context->fence)))
+                gr_fence_sync(context->fence);
+        return_stuck(context, segment, ptr, last + 1);
+        gr_expandable_collect(context);
+        end_busy(context->split);
 }

@@ -48,9 +48,8 @@ uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range,
 uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes);
 
 /*
- * The program frees range, which must not be reused (its state is BUSY, and it counts as used): waits for the context
- * as the driver would and returns the extents that it covers, and those at its ends of which nothing else is used; what
- * remains of it is STUCK, and still counts as used. Calls the driver; no lock held.
+ * The program frees range, which must not be reused: it becomes STUCK, and still counts as used. gr_expandable_unstick
+ * must follow. The split's lock is held.
  */
 void gr_expandable_discard(struct gr_context *context, struct gr_range *range);
 
@@ -61,11 +60,18 @@ void gr_expandable_discard(struct gr_context *context, struct gr_range *range);
 bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
 /*
- * Called after such a free: waits for the context as the driver would, and gives back the extents at the two ends of
- * the range in which nothing is used any more. The caller has added one to split->busy; this takes it off again. Calls
- * the driver; no lock held.
+ * Called after such a free: waits for the context as the driver would, and gives back the extents from ptr to last that
+ * have stuck ranges and in which nothing is used any more. Those that cannot go back, as the wait failed, are left for
+ * gr_expandable_collect. The caller has added one to split->busy; this takes it off again. Calls the driver; no lock
+ * held.
  */
 void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last);
+
+/*
+ * Without waiting, gives back what was left so, once it is idle. It did not count as cached. Returns the bytes that the
+ * device got back. Calls the driver; no lock held.
+ */
+uint64_t gr_expandable_collect(struct gr_context *context);
 
 /* Returns all memory and addresses of a segment that is off the split's list; its context may be gone. */
 void gr_expandable_close(struct gr_context *context, struct gr_segment *segment);

@@ -149,8 +149,7 @@ static void hole_make(struct gr_range *range)
         gr_extent_hole_enter(range);
 }
 
-/* Makes a freed range STUCK, as it must not be reused. */
-static void stick(struct gr_range *range)
+void gr_extent_stick(struct gr_range *range)
 {
         struct gr_segment *segment = range->segment;
 
@@ -158,6 +157,7 @@ static void stick(struct gr_range *range)
                 struct gr_page *extent = gr_extent_at(segment, at);
 
                 extent->stuck = true;
+                extent->freed_epoch = gr_max(extent->freed_epoch, range->block.freed_epoch);
                 at = gr_extent_ptr(segment, extent) + gr_extent_bytes(extent);
         }
         gr_range_become(range, GR_RANGE_STUCK);
@@ -186,7 +186,7 @@ void gr_extent_settle(struct gr_split *split, struct gr_range *range, enum gr_ra
                 else if (rest == GR_RANGE_FREE)
                         gr_range_free(split, range);
                 else
-                        stick(range);
+                        gr_extent_stick(range);
                 range = next;
         }
 }

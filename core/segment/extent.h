@@ -25,7 +25,7 @@ struct gr_page {
         uint32_t back;  /* how many pages before this one the extent begins */
         /* Where the memory of an extent was moved, in its first old page: how many still have it mapped; else 0. */
         uint32_t stale;
-        bool stuck; /* the extent has stuck ranges, so it goes back when its last used range is freed */
+        bool stuck; /* it has stuck ranges, so it goes back when its last used range is freed and it is idle */
 };
 
 static inline uint64_t gr_page_down(uint64_t ptr)
@@ -103,6 +103,9 @@ bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *segm
 /* A range without memory enters the list of its segment's holes, or leaves it. */
 void gr_extent_hole_enter(struct gr_range *range);
 void gr_extent_hole_leave(struct gr_range *hole);
+
+/* Makes a freed range STUCK, as it must not be reused. Its freed_epoch is set, and it stays counted as used. */
+void gr_extent_stick(struct gr_range *range);
 
 /*
  * Cuts a busy range into holes, where nothing is mapped, and ranges in the state `rest` (FREE or STUCK), where memory

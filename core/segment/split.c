@@ -134,6 +134,7 @@ void gr_split_drop(struct gr_context *context)
         split->surplus_bytes = split->surplus_low_bytes = 0;
         atomic_store(&split->waiting_bytes, 0);
         atomic_store(&split->ahead_epoch, 0);
+        split->stuck_epoch = 0;
         gr_unlock(&split->lock);
         for (int small = 0; small < 2; small++)
                 if (expandable[small])
@@ -482,10 +483,10 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         assert(range->state == GR_RANGE_USED);
         split->frees++;
         if (segment->pages && epoch == GR_SPLIT_NEVER) {
-                gr_range_become(range, GR_RANGE_BUSY);
+                gr_expandable_discard(context, range);
                 split->busy++;
                 gr_unlock(&split->lock);
-                gr_expandable_discard(context, range);
+                gr_expandable_unstick(context, segment, ptr, last);
                 return 0;
         }
         block->freed_epoch = epoch;

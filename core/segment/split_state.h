@@ -58,6 +58,7 @@ struct gr_split {
         size_t segment_count, segment_room;
         struct gr_segment *expandable[2]; /* for large and for small requests; NULL: none: expandable.c */
         struct gr_block *stale_pages;     /* stale ranges of the expandable segments, oldest first: remap.c */
+        uint64_t stuck_epoch;             /* the latest epoch of stuck extents that are left; 0: none: expandable.c */
         unsigned busy;                    /* threads in calls of the driver that map or unmap; each counts itself */
         /* Up to told_bytes: slack.c. */
         int64_t credit_ns;     /* time that may be spent on better fits (slack.h) */

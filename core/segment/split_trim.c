@@ -65,7 +65,9 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
         gr_lock(&context->split->lock);
         gr_segments_merge_fastbins(context);
         gr_unlock(&context->split->lock);
-        back = gr_expandable_trim(context, want_bytes, UINT64_MAX);
+        back = gr_expandable_collect(context);
+        if (back < want_bytes)
+                back += gr_expandable_trim(context, want_bytes - back, UINT64_MAX);
         while (count > 0 && back < want_bytes) {
                 gr_lock(&context->split->lock);
                 gr_segments_free_usable(context);
@@ -82,9 +84,11 @@ uint64_t gr_split_trim_most(struct gr_context *context, uint64_t most_bytes)
 {
         struct gr_split *split = context->split;
         uint64_t batch_bytes = most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES;
-        uint64_t gone = gr_expandable_trim(context, batch_bytes, most_bytes);
         struct gr_segment *segment = NULL;
+        uint64_t gone;
 
+        gr_expandable_collect(context); /* it has left the cache before */
+        gone = gr_expandable_trim(context, batch_bytes, most_bytes);
         if (gone > 0)
                 return gone;
         gr_lock(&split->lock); /* the queue was looked at just now */

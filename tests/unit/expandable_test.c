@@ -18,6 +18,7 @@
 #include "base/metadata.h"
 #include "check.h"
 #include "core.h"
+#include "reclaim/rung.h"
 #include "reclaim/trim.h"
 #include "segment/expandable.h"
 #include "segment/range.h"
@@ -512,21 +513,72 @@ static void test_not_opened(void)
         gpu_end();
 }
 
-/* Where nothing says when the work on it ends, what must not be reused keeps its memory. */
-static void test_not_quiet(void)
+/* Frees a block that must not be reused while nothing says when the work on it ends. */
+static void give_unquiet(uint64_t ptr, size_t bytes)
 {
         static const enum sg_op waits[] = {SG_CONTEXT_RECORD, SG_CONTEXT_SYNC, SG_CONTEXT_DRAIN};
+
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
+        for (int i = 0; i < 3; i++)
+                gpu_refuse(waits[i], true);
+        gpu_give(ptr, bytes);
+        for (int i = 0; i < 3; i++)
+                gpu_refuse(waits[i], false);
+}
+
+enum occasion { TRIM, DECAY, LADDER, FREE, END, OCCASIONS };
+
+/* Then it keeps its memory, until something says that, and it goes back at the next occasion. */
+static void test_not_quiet(enum occasion occasion)
+{
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(7 * MIB);
+        b = gpu_take(3 * MIB);
+        give_unquiet(a, 7 * MIB);
+        gr_trim(context, UINT64_MAX / 2);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 10 * MIB);
+        GR_CHECK(gpu_take(7 * MIB) != a);
+        if (occasion == TRIM || occasion == DECAY) {
+                gpu_sync();
+                gr_fence_close(context->fence);
+                gr_fence_poll(context->fence);
+        }
+        if (occasion == TRIM)
+                GR_CHECK_EQ(gr_trim(context, 2 * MIB), 6 * MIB);
+        else if (occasion == DECAY)
+                GR_CHECK_EQ(gr_trim_segments(context, 2 * MIB), 0); /* it was not cached */
+        else if (occasion == LADDER)
+                GR_CHECK_EQ(gr_rung_run(context, GR_RUNG_SYNC, MIB), 6 * MIB);
+        if (occasion == FREE)
+                GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, b), 0);
+        if (occasion == FREE)
+                gpu_give(b, 3 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, occasion == FREE ? 8 * MIB : occasion == END ? 18 * MIB : 12 * MIB);
+        if (occasion == TRIM || occasion == DECAY || occasion == LADDER) {
+                gpu_give(b, 3 * MIB); /* and the page between them */
+                GR_CHECK_EQ(gpu_device()->reserved_bytes, 10 * MIB);
+        }
+        gpu_end();
+}
+
+/* The driver fails to say so, but only once: then what must not be reused goes back at once. */
+static void test_not_quiet_once(enum sg_op op)
+{
         uint64_t a;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(6 * MIB);
+        a = gpu_take(7 * MIB);
+        if (op == SG_CONTEXT_SYNC)
+                sg_fail(SG_CONTEXT_RECORD, 1, 1, gr_driver_error(999));
+        if (op == SG_CONTEXT_SYNC)
+                GR_CHECK(gr_fence_sync(context->fence)); /* from now on there are no events */
         GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
-        for (int i = 0; i < 3; i++)
-                gpu_refuse(waits[i], true);
-        gpu_give(a, 6 * MIB);
-        for (int i = 0; i < 3; i++)
-                gpu_refuse(waits[i], false);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 6 * MIB);
+        sg_fail(op, 1, 1, gr_driver_error(999));
+        gpu_give(a, 7 * MIB);
+        GR_CHECK(!sg_planned(op));
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         gpu_end();
 }
 
@@ -678,7 +730,10 @@ int main(void)
         test_exported_alone(true);
         test_opened_twice();
         test_not_opened();
-        test_not_quiet();
+        for (int occasion = 0; occasion < OCCASIONS; occasion++)
+                test_not_quiet((enum occasion)occasion);
+        test_not_quiet_once(SG_CONTEXT_RECORD);
+        test_not_quiet_once(SG_CONTEXT_SYNC);
         test_no_addresses();
         test_structures();
         test_stuck_refused(false);
