@@ -153,7 +153,7 @@ static const struct {
         {"recvmsg", {EINTR, EAGAIN, ENOMEM}},
 };
 
-/* A scene under one kind of pool; -1: under the first kind only, and not in the title. */
+/* A scene under one kind of pool; -1: under the default only, which is not in the title. */
 struct sweep_case {
         const struct sweep_scene *scene;
         int pool;
@@ -192,6 +192,7 @@ static const struct {
         {"plain/split", "cuMemSetAccess:2=1"},
         {"changing/auto", "cuCtxRecordEvent:10=999"},
         {"changing/auto", "cuMemGetAllocationGranularity:1=1"},
+        {"streams-old", "cuCtxPushCurrent_v2:19=1"},
         {"streams-poll", "malloc:1=12"},
         {"streams/split", "cuDevicePrimaryCtxGetState:1=999"},
 };
@@ -280,7 +281,10 @@ static void run_scene(const struct fault *fault)
         for (unsigned i = 0; sweep_case->scene->settings[i]; i++)
                 set(sweep_case->scene->settings[i]);
         set("GPURECLAIM_REGION_DIR=FOLDER/region");
-        setenv("GPURECLAIM_POOL", pool_names[sweep_case->pool >= 0 ? sweep_case->pool : 0], 1);
+        if (sweep_case->pool >= 0)
+                setenv("GPURECLAIM_POOL", pool_names[sweep_case->pool], 1);
+        else
+                unsetenv("GPURECLAIM_POOL");
         fault_title(fault, plan, sizeof(plan));
         if (fault->code && fault->driver)
                 setenv("GRSIM_FAULT", plan, 1);
@@ -435,13 +439,18 @@ static bool happened(const struct fault *fault, int status)
         return status != 0 || sweep_report->error_count > 0 || sweep_report->symbols[fault->which] >= fault->nth;
 }
 
+static bool has_bins(const struct sweep_case *sweep_case)
+{
+        return sweep_case->pool >= 0 && strcmp(pool_names[sweep_case->pool], "bins") == 0;
+}
+
 /* What is against the rule, in words, or false. */
 static bool against_rule(const struct fault *fault, int status, char *why, size_t bytes)
 {
         const struct sweep_report *report = sweep_report, *plain = &fault->in->plain;
         bool dead = kills_contexts(fault);
         size_t lost = fault->driver && in_list(driver_symbols[fault->which], give_back) ? most_lost(plain) : 0;
-        bool one_less = lost > 0 || (fault->in->pool >= 0 && strcmp(pool_names[fault->in->pool], "bins") != 0);
+        bool one_less = lost > 0 || !(native || has_bins(fault->in));
         unsigned errors = report->error_count;
 
         for (unsigned i = 0; i < errors && i < SWEEP_ERRORS; i++)
