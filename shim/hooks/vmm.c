@@ -56,6 +56,28 @@ struct request {
 static struct memory *memories GR_GUARDED_BY(gr_mappings);
 static struct mapping *mappings GR_GUARDED_BY(gr_mappings);
 
+/*
+ * Takes the lock, and hands back what unlock_mappings needs. Until then the thread cannot be cancelled: calls of the
+ * driver may let it end, and the lock would stay locked.
+ */
+static int lock_mappings(void) GR_LOCK_ATTRIBUTE(acquire_capability(gr_mappings));
+static void unlock_mappings(int cancel) GR_LOCK_ATTRIBUTE(release_capability(gr_mappings));
+
+static int lock_mappings(void)
+{
+        int cancel;
+
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+        gr_lock(&gr_mappings);
+        return cancel;
+}
+
+static void unlock_mappings(int cancel)
+{
+        gr_unlock(&gr_mappings);
+        pthread_setcancelstate(cancel, NULL);
+}
+
 static int create(void *arg)
 {
         struct request *request = arg;
@@ -144,7 +166,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         struct gr_device *device = NULL;
         struct memory *memory, *stale;
         GR_KEEP_ERRNO;
-        int rc;
+        int cancel, rc;
 
         if (!gr_shim_ready() || !handle || !prop || bytes == 0)
                 return GR_REAL(cuMemCreate, handle, bytes, prop, flags);
@@ -173,7 +195,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
                 return gr_result(rc);
         }
         *memory = (struct memory){.handle = request.handle, .device = device, .kind = kind, .bytes = bytes, .refs = 1};
-        gr_lock(&gr_mappings);
+        cancel = lock_mappings();
         stale = find_memory(memory->handle); /* released by a call that no hook has seen */
         if (stale) {
                 HASH_DEL(memories, stale);
@@ -188,7 +210,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
                 free(memory);
                 rc = -ENOMEM;
         }
-        gr_unlock(&gr_mappings);
+        unlock_mappings(cancel);
         return gr_result(rc);
 }
 
@@ -196,10 +218,11 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
 {
         struct memory *memory;
         CUresult result;
+        int cancel;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemRelease, handle);
-        gr_lock(&gr_mappings);
+        cancel = lock_mappings();
         result = GR_REAL(cuMemRelease, handle);
         GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find_memory(handle) : NULL;
@@ -209,7 +232,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
                         HASH_DEL(memories, memory);
                 drop_if_unused(memory);
         }
-        gr_unlock(&gr_mappings);
+        unlock_mappings(cancel);
         return result;
 }
 
@@ -251,10 +274,11 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
 {
         struct memory *memory;
         CUresult result;
+        int cancel;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
-        gr_lock(&gr_mappings);
+        cancel = lock_mappings();
         result = GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
         GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find_memory(handle) : NULL;
@@ -262,7 +286,7 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
                 gr_real.cuMemUnmap(base, bytes);
                 result = CUDA_ERROR_OUT_OF_MEMORY;
         }
-        gr_unlock(&gr_mappings);
+        unlock_mappings(cancel);
         return gr_real_given(result, &base);
 }
 
@@ -301,6 +325,7 @@ GR_HELD(gr_mappings) static void range_unmapped(CUdeviceptr base, size_t bytes)
 GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
 {
         CUresult result;
+        int cancel;
 
         /*
          * Memory from cuMemAlloc cannot be unmapped, so blocks of this library's segments cannot either. For a range
@@ -310,12 +335,12 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
                 return CUDA_ERROR_INVALID_VALUE;
         if (!gr_shim_ready())
                 return GR_REAL(cuMemUnmap, base, bytes);
-        gr_lock(&gr_mappings);
+        cancel = lock_mappings();
         result = GR_REAL(cuMemUnmap, base, bytes);
         GR_KEEP_ERRNO;
         if (result == CUDA_SUCCESS)
                 range_unmapped(base, bytes);
-        gr_unlock(&gr_mappings);
+        unlock_mappings(cancel);
         return result;
 }
 
@@ -325,13 +350,14 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         CUmemGenericAllocationHandle retained;
         struct memory *memory;
         CUresult result;
+        int cancel;
 
         /* Memory from cuMemAlloc has no handle, so ranges of this library's segments must not have one either. */
         if (gr_shim_ready() && is_of_segment(at))
                 return CUDA_ERROR_INVALID_VALUE;
         if (!gr_shim_ready() || !handle)
                 return GR_REAL(cuMemRetainAllocationHandle, handle, address);
-        gr_lock(&gr_mappings);
+        cancel = lock_mappings();
         result = GR_REAL(cuMemRetainAllocationHandle, &retained, address);
         GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find_memory(retained) : NULL;
@@ -353,7 +379,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         }
         if (result == CUDA_SUCCESS)
                 *handle = retained;
-        gr_unlock(&gr_mappings);
+        unlock_mappings(cancel);
         return result;
 }
 
@@ -392,6 +418,7 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
         struct memory *fresh;
         GR_KEEP_ERRNO;
         CUresult result;
+        int cancel;
 
         gr_shim_ready();
         result = GR_REAL(cuMemImportFromShareableHandle, handle, os_handle, type);
@@ -399,10 +426,10 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
                 return result;
         gr_ipc_begin_sharing();
         fresh = imported(*handle, os_handle, type);
-        gr_lock(&gr_mappings);
+        cancel = lock_mappings();
         if (fresh && enter_table(fresh))
                 fresh = NULL;
-        gr_unlock(&gr_mappings);
+        unlock_mappings(cancel);
         free(fresh);
         return result;
 }
@@ -413,18 +440,19 @@ GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGe
         CUresult result = GR_REAL(cuMemExportToShareableHandle, shareable, handle, type, flags);
         struct memory *memory;
         bool own;
+        int cancel;
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
         gr_ipc_begin_sharing();
         if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
                 return result;
-        gr_lock(&gr_mappings);
+        cancel = lock_mappings();
         memory = find_memory(handle);
         own = memory && memory->kind != GR_MEMORY_IMPORTED;
         if (own)
                 memory->exported = true;
-        gr_unlock(&gr_mappings);
+        unlock_mappings(cancel);
         if (own)
                 gr_ipc_mark(*(int *)shareable);
         return result;

@@ -1,7 +1,11 @@
-/* Threads that are told to end by pthread_cancel: in the midst of their calls, in the first one, and in exit. */
+/*
+ * Threads that are told to end by pthread_cancel: in the midst of their calls, in the first one, in one for mapped
+ * memory, and in exit.
+ */
 #include "process.h"
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -72,6 +76,69 @@ int cancel_first(void)
         open_device();
         work();
         printf("then worked\n");
+        return 0;
+}
+
+#define MAPPED_BYTES ((size_t)2 << 20)
+
+static struct {
+        CUmemAllocationProp prop;
+        CUmemGenericAllocationHandle handle, again;
+        CUdeviceptr base;
+} mapped = {{.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}}};
+
+static CUresult map(void)
+{
+        return cuMemMap(mapped.base, MAPPED_BYTES, 0, mapped.handle, 0);
+}
+
+static CUresult retain(void)
+{
+        return cuMemRetainAllocationHandle(&mapped.again, (void *)(uintptr_t)mapped.base);
+}
+
+static CUresult release_again(void)
+{
+        return cuMemRelease(mapped.again);
+}
+
+static CUresult unmap(void)
+{
+        return cuMemUnmap(mapped.base, MAPPED_BYTES);
+}
+
+/* In their order; each undoes one before it, or is undone. */
+static CUresult (*const mapped_calls[])(void) = {map, retain, release_again, unmap};
+#define MAPPED_CALLS (sizeof(mapped_calls) / sizeof(*mapped_calls))
+
+static _Atomic bool call_worked;
+
+static void *cancelled_mapped(void *arg)
+{
+        pthread_cancel(pthread_self());
+        call_worked = mapped_calls[*(size_t *)arg]() == CUDA_SUCCESS;
+        pthread_testcancel();
+        return NULL;
+}
+
+/* Each in a thread that has been told to end; what that one did not do is done here, and needs the same lock. */
+int cancel_mapped(void)
+{
+        open_device();
+        GR_MUST(cuMemAddressReserve(&mapped.base, MAPPED_BYTES, 0, 0, 0));
+        GR_MUST(cuMemCreate(&mapped.handle, MAPPED_BYTES, &mapped.prop, 0));
+        for (size_t i = 0; i < MAPPED_CALLS; i++) {
+                pthread_t thread;
+
+                call_worked = false;
+                GR_MUST(pthread_create(&thread, NULL, cancelled_mapped, &i));
+                GR_MUST(pthread_join(thread, NULL));
+                if (!call_worked)
+                        GR_MUST(mapped_calls[i]());
+        }
+        GR_MUST(cuMemRelease(mapped.handle));
+        work();
+        printf("mapped and unmapped, then worked\n");
         return 0;
 }
 
