@@ -195,38 +195,69 @@ static void *serve(void *arg)
         return NULL;
 }
 
-/* Lock held. Opens the socket and starts the thread. Where that fails, service.running stays false. */
-GR_HELD(service_lock) static void begin_service(void)
+/* Lock held. Whether it is still this thread that is to start the service under this number. */
+GR_HELD(service_lock) static bool is_wanted(uint64_t number)
+{
+        gr_assert_locked(&service_lock);
+        return !service.running && !service.stop && service.number == number;
+}
+
+/*
+ * Gives the socket its name. The program may have closed the socket of this name. The name is free once the thread that
+ * polls it has noticed. Lock held, but released until then: opening a handle of another process takes it, too. False:
+ * that failed, or is not wanted any more.
+ */
+GR_NOT_CHECKED static bool bind_patiently(int fd, uint64_t number)
 {
         struct sockaddr_un address;
+        socklen_t length = gr_message_address(number, &address);
+
+        gr_assert_locked(&service_lock);
+        for (int waits = 0; bind(fd, (struct sockaddr *)&address, length) != 0; waits++) {
+                if (errno != EADDRINUSE || waits == (int)(2 * LOOK_MS * UINT64_C(1000000) / PAUSE_NS))
+                        return false;
+                gr_unlock(&service_lock);
+                gr_driver.sleep_ns(PAUSE_NS);
+                gr_lock(&service_lock);
+                if (!is_wanted(number))
+                        return false;
+        }
+        return true;
+}
+
+/*
+ * Lock held, but released while it waits. Opens the socket and starts the thread, unless another thread does so
+ * meanwhile. Where that fails, service.running stays false.
+ */
+GR_HELD(service_lock) static void begin_service(void)
+{
         struct stat status;
-        socklen_t length;
-        int rc;
+        uint64_t number;
+        bool bound;
+        int fd;
 
         gr_assert_locked(&service_lock);
         /* 0 stands for none. The number is kept when the thread is started again, so that handles stay good. */
         while (!service.number)
                 if (getrandom(&service.number, sizeof(service.number), 0) != (ssize_t)sizeof(service.number))
                         return;
-        length = gr_message_address(service.number, &address);
-        service.fd = gr_message_off_streams(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-        if (service.fd < 0)
+        number = service.number;
+        fd = gr_message_off_streams(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+        if (fd < 0)
                 return;
-        /*
-         * The program may have closed the socket of this name. The name is free once the thread that polls it has
-         * noticed.
-         */
-        for (int waits = 0; (rc = bind(service.fd, (struct sockaddr *)&address, length)) != 0 && errno == EADDRINUSE &&
-                            waits < (int)(2 * LOOK_MS * UINT64_C(1000000) / PAUSE_NS);
-             waits++)
-                gr_driver.sleep_ns(PAUSE_NS);
-        if (rc == 0 && listen(service.fd, BACKLOG) == 0 && fstat(service.fd, &status) == 0) {
+        bound = bind_patiently(fd, number);
+        if (!is_wanted(number)) {
+                close(fd);
+                return;
+        }
+        if (bound && listen(fd, BACKLOG) == 0 && fstat(fd, &status) == 0) {
+                service.fd = fd;
                 service.inode = status.st_ino;
                 service.running = gr_workers_start_thread(serve, NULL);
         }
         if (!service.running) {
                 service.number = 0; /* another one next time: a child of the program may still have this name open */
-                close(service.fd);
+                close(fd);
                 service.fd = -1;
         }
 }
