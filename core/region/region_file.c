@@ -174,10 +174,30 @@ int gr_region_default_dir(bool create, char *buf, size_t buf_bytes)
         return gr_region_find_dir("/dev/shm", create, buf, buf_bytes);
 }
 
+/*
+ * As openat, but not in place of a standard stream that the program has closed: what it prints would land in the file.
+ * Descriptors of the folder, which nothing can be written to, stand there meanwhile, as dir_fd may do already.
+ */
+static int open_off_streams(int dir_fd, const char *file, int flags)
+{
+        int held[STDERR_FILENO + 1], count = 0, fd, error;
+
+        while (dir_fd <= STDERR_FILENO && count <= STDERR_FILENO &&
+               (held[count] = fcntl(dir_fd, F_DUPFD_CLOEXEC, 0)) >= 0)
+                if (held[count++] > STDERR_FILENO)
+                        break;
+        fd = openat(dir_fd, file, flags, 0600);
+        error = errno;
+        while (count > 0)
+                close(held[--count]);
+        errno = error;
+        return fd;
+}
+
 static int open_file(int dir_fd, const char *file, bool create, struct stat *ret_status)
 {
-        int fd = openat(dir_fd, file, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (create ? O_CREAT : 0),
-                        0600);
+        int fd = open_off_streams(dir_fd, file,
+                                  O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (create ? O_CREAT : 0));
 
         if (fd < 0)
                 return errno == ELOOP || errno == EISDIR ? -EPERM : -errno;

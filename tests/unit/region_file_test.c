@@ -460,6 +460,30 @@ static void check_segment_gone(int id)
         GR_CHECK(shmctl(id, IPC_STAT, &status) != 0);
 }
 
+/* What a program prints to a standard stream that it has closed must not land in the file. */
+static void test_closed_streams(void)
+{
+        struct gr_region *one = join_as(1, "streams");
+        int kept[3], file;
+        bool same = false;
+
+        for (int closed = 0; closed < 8; closed++) {
+                for (int i = 0; i < 3; i++)
+                        kept[i] = fcntl(i, F_DUPFD_CLOEXEC, 3);
+                for (int i = 0; i < 3; i++)
+                        if (closed >> i & 1)
+                                close(i);
+                file = gr_region_file_open(one, &same);
+                gr_region_file_close(file);
+                for (int i = 0; i < 3; i++) {
+                        dup2(kept[i], i);
+                        close(kept[i]);
+                }
+                GR_CHECK(same && file > STDERR_FILENO);
+        }
+        drop(one);
+}
+
 /* A program without a standard input, or with one that it has closed, has the descriptor 0 to give. */
 static void test_descriptor_zero(void)
 {
@@ -795,6 +819,7 @@ int main(void)
         test_file_changes();
         test_made_at_once();
         test_not_attached();
+        test_closed_streams();
         test_descriptor_zero();
         test_not_made();
         test_meanwhile();
