@@ -4,6 +4,7 @@
 #include "grsim.h"
 
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +15,22 @@ static void *allocate(void *p)
         GR_MUST(cuCtxSetCurrent(ctx));
         GR_MUST(cuMemAlloc(p, 16));
         return NULL;
+}
+
+/* Where the system has no addresses for the devices there are none, until it has. */
+static void test_no_addresses(void)
+{
+        struct rlimit before, none;
+
+        GR_CHECK_EQ(getrlimit(RLIMIT_AS, &before), 0);
+        none = before;
+        none.rlim_cur = 64 << 10;
+        GR_CHECK_EQ(cuInit(1), CUDA_ERROR_INVALID_VALUE); /* the environment is read */
+        GR_CHECK_EQ(setrlimit(RLIMIT_AS, &none), 0);
+        for (int i = 0; i < 2; i++)
+                GR_CHECK_EQ(cuInit(0), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_CHECK_EQ(setrlimit(RLIMIT_AS, &before), 0);
+        GR_CHECK_EQ(cuDeviceGetCount(&(int){0}), CUDA_ERROR_NOT_INITIALIZED);
 }
 
 int main(void)
@@ -27,6 +44,7 @@ int main(void)
         void *f;
         int n, child;
 
+        test_no_addresses();
         ctx = start();
         GR_MUST(cuDeviceGetCount(&n));
         GR_CHECK_EQ(n, 2);

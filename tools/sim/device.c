@@ -5,12 +5,14 @@
 #include <stdio.h>
 #include <string.h>
 
-void sim_setup(void)
+bool sim_setup(void)
 {
+        if (!sim_heap_setup(sim_config()))
+                return false;
         if (sim_config()->shared)
                 sim_shared_setup(sim_config()->shared);
-        sim_heap_setup(sim_config());
         sim_pool_setup(sim_config());
+        return true;
 }
 
 CUresult sim_device_check(CUdevice device)

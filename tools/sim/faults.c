@@ -349,17 +349,26 @@ static void end(void)
         atomic_store(&ended, true);
 }
 
-static void begin(void)
+/* Once; what fails for lack of addresses is tried again by the next call. */
+static CUresult begin(void)
 {
-        sim_setup();
-        sim_vmm_begin();
-        atexit(end);
+        static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+        CUresult rc = CUDA_SUCCESS;
+
+        pthread_mutex_lock(&lock);
+        if (!atomic_load(&initialized) && !sim_setup()) {
+                rc = CUDA_ERROR_OUT_OF_MEMORY;
+        } else if (!atomic_load(&initialized)) {
+                sim_vmm_begin();
+                atexit(end);
+                atomic_store(&initialized, true);
+        }
+        pthread_mutex_unlock(&lock);
+        return rc;
 }
 
 SIM_API cuInit(unsigned flags)
 {
-        static pthread_once_t once = PTHREAD_ONCE_INIT;
-
         SIM_ENTER_AS(cuInit, true);
         if (flags)
                 return CUDA_ERROR_INVALID_VALUE;
@@ -369,9 +378,7 @@ SIM_API cuInit(unsigned flags)
                 return CUDA_ERROR_NOT_INITIALIZED;
         if (config.devices == 0)
                 return CUDA_ERROR_NO_DEVICE;
-        pthread_once(&once, begin);
-        atomic_store(&initialized, true);
-        return CUDA_SUCCESS;
+        return begin();
 }
 
 void sim_misuse(const char *format, ...)

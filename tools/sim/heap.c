@@ -53,34 +53,41 @@ void sim_memory_unlock(void)
         pthread_mutex_unlock(&memory_lock);
 }
 
-void sim_heap_setup(const struct sim_config *config)
+/* Gives a device its addresses. False: the system has none, or no memory to note what lies there. */
+static bool heap_begin(struct heap *heap, const struct sim_config *config)
 {
         /*
          * More addresses than memory, so that fragmentation of addresses refuses no request. If that many cannot be had
          * (under valgrind), fewer are reserved, but as many as there is memory.
          */
         size_t bytes = 4 * config->memory_bytes;
+        void *at;
 
         if (bytes < (size_t)64 << 30)
                 bytes = (size_t)64 << 30;
-        for (int d = 0; d < config->devices; d++) {
-                struct heap *heap = &heaps[d];
-                void *at;
-
-                while ((at = mmap(NULL, bytes + SIM_PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                                  -1, 0)) == MAP_FAILED &&
-                       bytes / 2 >= config->memory_bytes)
-                        bytes /= 2;
-                if (at == MAP_FAILED)
-                        abort();
-                heap->base = ((uintptr_t)at + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES * SIM_PAGE_BYTES;
-                heap->n_pages = bytes / SIM_PAGE_BYTES;
-                heap->limit = config->memory_bytes / SIM_PAGE_BYTES;
-                heap->pages = calloc(heap->n_pages, sizeof *heap->pages);
-                if (!heap->pages)
-                        abort();
+        while ((at = mmap(NULL, bytes + SIM_PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                          0)) == MAP_FAILED &&
+               bytes / 2 >= config->memory_bytes)
+                bytes /= 2;
+        if (at == MAP_FAILED)
+                return false;
+        heap->pages = calloc(bytes / SIM_PAGE_BYTES, sizeof *heap->pages);
+        if (!heap->pages) {
+                munmap(at, bytes + SIM_PAGE_BYTES);
+                return false;
         }
-        n_heaps = config->devices;
+        heap->base = ((uintptr_t)at + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES * SIM_PAGE_BYTES;
+        heap->n_pages = bytes / SIM_PAGE_BYTES;
+        heap->limit = config->memory_bytes / SIM_PAGE_BYTES;
+        return true;
+}
+
+bool sim_heap_setup(const struct sim_config *config)
+{
+        /* Those that an earlier try has begun stay. */
+        while (n_heaps < config->devices && heap_begin(&heaps[n_heaps], config))
+                n_heaps++;
+        return n_heaps == config->devices;
 }
 
 static uintptr_t page_address(const struct heap *heap, size_t page)

@@ -112,7 +112,7 @@ struct sim_config {
 };
 const struct sim_config *sim_config(void);
 bool sim_symbol_missing(const char *name); /* GRSIM_MISSING names it */
-void sim_setup(void);                      /* device.c: builds the devices; once, from cuInit */
+bool sim_setup(void);                      /* device.c: builds the devices, from cuInit; false: no addresses */
 extern _Thread_local bool sim_in_callback; /* a host function runs on this thread: it may not call the driver */
 void sim_misuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -354,7 +354,7 @@ struct CUmemPoolHandle_st {
         CUmemoryPool next;
 };
 
-void sim_heap_setup(const struct sim_config *config);
+bool sim_heap_setup(const struct sim_config *config);
 /* NULL when the device has no room. owner: the pool that pays, or NULL. */
 struct sim_alloc *sim_heap_alloc(int device, size_t bytes, CUmemoryPool owner);
 void sim_heap_free(struct sim_alloc *alloc);
