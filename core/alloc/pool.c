@@ -290,8 +290,13 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         bool never = block->flags & GR_BLOCK_EXPORTED || gr_fence_overflow(fence) || gr_fence_is_broken(fence);
         bool by_driver = never || bypassed(core), should_close = false;
         uint64_t epoch = GR_SPLIT_NEVER;
-        int rc;
+        int rc = 0;
 
+        /* No fence covers all that may use it: as the driver's free would, this waits for all contexts. */
+        if (gr_fence_overflow(fence))
+                rc = gr_fence_wait_all(core);
+        if (rc && gr_ledger_hand_out(block, block->requested_bytes))
+                return rc; /* the program still has it */
         if (!never) {
                 rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context->fence) : -EBUSY;
                 if (!rc)

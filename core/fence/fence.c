@@ -27,10 +27,11 @@
 #define POLL_MOST_NS     UINT64_C(1000000)
 #define SYNC_LOOKS       100
 /* an epoch that has not passed for so long may wait behind a kernel that does not end: no barrier is laid */
-#define STUCK_NS      UINT64_C(50000000)
-#define DRIVER_ENDED  4    /* CUDA's error once the driver has shut down, as it does while a process exits */
-#define KERNEL_FAILED 700  /* CUDA errors from here on come from kernels: every call of the program returns them */
-#define TURN_LOOKS    2000 /* about 0.1 ms of looks at another thread's turn to fence: most turns are shorter */
+#define STUCK_NS           UINT64_C(50000000)
+#define DRIVER_ENDED       4   /* CUDA's error once the driver has shut down, as it does while a process exits */
+#define KERNEL_FAILED      700 /* CUDA errors from here on come from kernels: every call of the program returns them */
+#define KERNEL_FAILED_LAST 719
+#define TURN_LOOKS         2000 /* about 0.1 ms of looks at another thread's turn to fence: most turns are shorter */
 
 _Static_assert(CLOSE_MOST_BYTES >= GR_FENCE_CLOSE_BYTES, "the bounds do not cross");
 
@@ -659,6 +660,28 @@ int gr_fence_wait_work(struct gr_fence *fence)
                 rc = driver->context_drain(fence->owner->handle);
         /* This may break a capture. Not to wait would be worse: memory could be used again while work uses it. */
         return rc ? driver->context_sync(fence->owner->handle) : 0;
+}
+
+static bool wait_for(struct gr_context *context, void *arg)
+{
+        int *rc = arg;
+
+        for (int tries = 0; tries < 2; tries++) { /* the driver may have failed only this once */
+                *rc = gr_fence_wait_work(context->fence);
+                if (gr_driver_code(*rc) >= KERNEL_FAILED && gr_driver_code(*rc) <= KERNEL_FAILED_LAST)
+                        *rc = 0; /* no work of it runs any more */
+                if (!*rc)
+                        return true;
+        }
+        return false;
+}
+
+int gr_fence_wait_all(struct gr_core *core)
+{
+        int rc = 0;
+
+        gr_context_each(core, -1, wait_for, &rc);
+        return rc;
 }
 
 int gr_fence_sync_by(struct gr_fence *fence, uint64_t deadline_ns)

@@ -296,6 +296,9 @@ int gr_fence_sync(struct gr_fence *fence);
 /* Waits for all work of the context itself, likewise. 0, or the driver's error. */
 int gr_fence_wait_work(struct gr_fence *fence);
 
+/* The same for all contexts there are; the work of one in which a kernel failed is over. */
+int gr_fence_wait_all(struct gr_core *core);
+
 /*
  * Waits for the context by a call of the driver: only after that does the driver give back what was freed in stream
  * order, even if events have passed. For work that is known to have finished. -EBUSY: a capture is open.

@@ -582,6 +582,35 @@ static void test_not_quiet_once(enum sg_op op)
         gpu_end();
 }
 
+/*
+ * Where more contexts can use a block than its fence covers, all of them are waited for before its memory goes. If that
+ * is refused, the program still has it.
+ */
+static void test_not_covered(bool refused)
+{
+        static const enum sg_op waits[] = {SG_CONTEXT_SYNC, SG_CONTEXT_DRAIN};
+        struct gr_context *last = NULL;
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        for (int i = 0; i < GR_ACCESSORS_MAX; i++)
+                last = gr_core_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK(gr_fence_overflow(context->fence));
+        a = gpu_take(6 * MIB);
+        sg_work(last->handle, 1, a, 1000000);
+        if (refused) {
+                for (int i = 0; i < 2; i++)
+                        gpu_refuse(waits[i], true);
+                GR_CHECK_EQ(gr_pool_free(&core, a), -ENOMEM);
+                for (int i = 0; i < 2; i++)
+                        gpu_refuse(waits[i], false);
+                GR_CHECK_EQ(gpu_device()->reserved_bytes, 6 * MIB);
+        }
+        GR_CHECK_EQ(sg_free(&core, a), 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
+        gpu_end();
+}
+
 /* The driver does not take back what nobody uses any more and must not be reused: then the accounts are right as well,
  * and a free beside it waits for nothing. */
 static void test_stuck_refused(bool again)
@@ -734,6 +763,8 @@ int main(void)
                 test_not_quiet((enum occasion)occasion);
         test_not_quiet_once(SG_CONTEXT_RECORD);
         test_not_quiet_once(SG_CONTEXT_SYNC);
+        test_not_covered(false);
+        test_not_covered(true);
         test_no_addresses();
         test_structures();
         test_stuck_refused(false);
