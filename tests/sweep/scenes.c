@@ -149,7 +149,9 @@ void sweep_finish(void)
                 if (i > 0)
                         usleep(2000);
         }
-        sweep_report->live_bytes = live_bytes();
+        /* What goes back just now counts as live for a moment. */
+        for (int i = 0; i < 10 && (sweep_report->live_bytes = live_bytes()) > 0; i++)
+                usleep(2000);
         sweep_report->blocks = take_all(blocks);
         for (unsigned i = 0; i < sweep_report->blocks; i++)
                 TRY(cuMemsetD8(blocks[i] + PROBE_BYTES - 1, 1, 1));
