@@ -39,7 +39,7 @@
  * The same with pool kinds that have segments, which are to save memory, and less than MANY_THREADS threads: as many as
  * a page holds, but SPLIT_BLOCKS in any case.
  */
-#define SPLIT_BLOCKS 16
+#define SPLIT_BLOCKS 64
 
 /*
  * A bin that got no block asks again after so many fences, because asking takes the locks of all arenas of the context.
