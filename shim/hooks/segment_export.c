@@ -21,6 +21,8 @@
 #define LOOK_MS     400 /* longest sleep of the thread: a process whose own threads have ended waits for it */
 #define ANSWER_NS   UINT64_C(5000000000) /* longest wait for an asker to ask, or to take what was sent */
 #define ANSWERS_MAX 64                   /* askers that are answered at the same time */
+#define SILENT_MAX  64                   /* askers that have not asked yet */
+#define CROWDED_MS  100                  /* where there are as many, the longest wait for one of them */
 
 static struct gr_lock service_lock = GR_LOCK_INIT(GR_RANK_IPC);
 static struct {
@@ -101,7 +103,7 @@ static void describe(const struct gr_segment_handle *handle, struct gr_segment_r
                 memcpy(reply->device, &uuid, sizeof(reply->device));
 }
 
-/* Answers one process that has connected. */
+/* Answers one process that has asked, or is gone. */
 static void answer(int asker)
 {
         struct gr_block_info info;
@@ -110,8 +112,7 @@ static void answer(int asker)
         bool good;
         int fd;
 
-        if (!gr_message_is_trusted(asker, false) ||
-            !gr_message_receive(asker, &handle, sizeof(handle), NULL, gr_platform_now_ns() + ANSWER_NS))
+        if (!gr_message_receive(asker, &handle, sizeof(handle), NULL, gr_platform_now_ns() + ANSWER_NS))
                 return;
         describe(&handle, &reply);
         good = gr_message_send(asker, &reply, sizeof(reply), -1, gr_platform_now_ns() + ANSWER_NS) && reply.good;
@@ -133,7 +134,7 @@ static void answer(int asker)
         }
 }
 
-/* Runs on a worker: a process that is slow to send its handle, or to read the answer, delays no other one. */
+/* Runs on a worker: a process that is slow to read the answer delays no other one. */
 static void answer_on_worker(void *arg)
 {
         int asker = (int)(intptr_t)arg;
@@ -143,7 +144,7 @@ static void answer_on_worker(void *arg)
         atomic_fetch_sub(&answers, 1);
 }
 
-static void accepted(int asker)
+static void asked(int asker)
 {
         if (atomic_fetch_add(&answers, 1) < ANSWERS_MAX && gr_worker_call(answer_on_worker, (void *)(intptr_t)asker))
                 return;
@@ -162,36 +163,106 @@ static bool is_open(int fd, ino_t inode)
         return S_ISSOCK(now.st_mode) && now.st_ino == inode;
 }
 
+/*
+ * Processes that have connected and not asked yet, the oldest first. They take no worker. Where there are SILENT_MAX, the
+ * next one waits until one of them asks or has been silent for CROWDED_MS.
+ */
+struct silent {
+        struct pollfd looks[1 + SILENT_MAX]; /* the first one is the service's own socket */
+        uint64_t since_ns[1 + SILENT_MAX];
+        nfds_t count; /* of looks */
+};
+
+static bool is_crowded(const struct silent *silent)
+{
+        return silent->count == 1 + SILENT_MAX;
+}
+
+static void forget_silent(struct silent *silent, nfds_t at)
+{
+        assert(at > 0 && at < silent->count);
+        silent->count--;
+        memmove(&silent->looks[at], &silent->looks[at + 1], (silent->count - at) * sizeof(silent->looks[0]));
+        memmove(&silent->since_ns[at], &silent->since_ns[at + 1], (silent->count - at) * sizeof(silent->since_ns[0]));
+}
+
+/* Answers those that have asked, and drops those that have been silent for most_ns. */
+static void look_at_silent(struct silent *silent, uint64_t most_ns)
+{
+        uint64_t now_ns = gr_platform_now_ns();
+
+        for (nfds_t at = 1; at < silent->count;) {
+                struct pollfd look = silent->looks[at];
+
+                if (!look.revents && now_ns < silent->since_ns[at] + most_ns) {
+                        at++;
+                        continue;
+                }
+                forget_silent(silent, at);
+                if (look.revents)
+                        asked(look.fd);
+                else
+                        gr_message_end(look.fd);
+        }
+}
+
+/* A process connects. Most often it has asked before the next look. */
+static void accept_one(struct silent *silent)
+{
+        int asker = gr_message_begin(accept4(silent->looks[0].fd, NULL, NULL, SOCK_CLOEXEC));
+
+        if (asker < 0) {
+                gr_driver.sleep_ns(PAUSE_NS); /* there may be no descriptor left */
+        } else if (!gr_message_is_trusted(asker, false)) {
+                gr_message_end(asker);
+        } else {
+                silent->since_ns[silent->count] = gr_platform_now_ns();
+                silent->looks[silent->count++] = (struct pollfd){.fd = asker, .events = POLLIN};
+        }
+}
+
+/* Waits for what processes do, but not for long. */
+static void serve_once(struct silent *silent, ino_t inode)
+{
+        bool crowded = is_crowded(silent);
+
+        silent->looks[0].events = crowded ? 0 : POLLIN;
+        if (poll(silent->looks, silent->count, crowded ? CROWDED_MS : LOOK_MS) < 0) {
+                gr_driver.sleep_ns(PAUSE_NS);
+                return;
+        }
+        look_at_silent(silent, crowded ? CROWDED_MS * UINT64_C(1000000) : ANSWER_NS);
+        if (silent->looks[0].revents && !crowded && is_open(silent->looks[0].fd, inode))
+                accept_one(silent);
+}
+
 /* The thread that answers. It ends when the process exits, or when the program has closed the socket. */
 static void *serve(void *arg)
 {
-        struct pollfd look = {.events = POLLIN};
+        struct silent silent = {.count = 1};
         ino_t inode;
-        int asker;
+        int fd;
 
         (void)arg;
         gr_operations_relax_captures();
         gr_lock(&service_lock);
-        look.fd = service.fd;
+        fd = service.fd;
         inode = service.inode;
-        while (!service.stop && !gr_platform_left_alone(gr_workers_running()) && is_open(look.fd, inode)) {
+        silent.looks[0].fd = fd;
+        while (!service.stop && !gr_platform_left_alone(gr_workers_running()) && is_open(fd, inode)) {
                 gr_unlock(&service_lock);
-                if (poll(&look, 1, LOOK_MS) > 0 && is_open(look.fd, inode)) {
-                        asker = gr_message_begin(accept4(look.fd, NULL, NULL, SOCK_CLOEXEC));
-                        if (asker >= 0)
-                                accepted(asker);
-                        else
-                                gr_driver.sleep_ns(PAUSE_NS); /* there may be no descriptor left */
-                }
+                serve_once(&silent, inode);
                 gr_lock(&service_lock);
         }
-        if (is_open(look.fd, inode))
-                close(look.fd);
+        if (is_open(fd, inode))
+                close(fd);
         if (service.inode == inode) { /* else another thread serves already */
                 service.fd = -1;
                 service.running = false;
         }
         gr_unlock(&service_lock);
+        while (silent.count > 1)
+                gr_message_end(silent.looks[--silent.count].fd);
         return NULL;
 }
 

@@ -13,7 +13,7 @@
 
 #include "system/platform.h"
 
-#define REGISTER_MAX 192
+#define REGISTER_MAX 256
 
 /*
  * The register: each descriptor plus 1; 0: a free place. A child that the program forks closes what is in it, because
