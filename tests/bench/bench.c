@@ -378,7 +378,7 @@ static int by_value(const void *a, const void *b)
 /* How many operations make one repetition; 0: it takes this allocator too long. */
 static long enough(struct bench *bench, const struct scenario *scenario, bool twin, void *p)
 {
-        double enough_us = bench->settings->quick || twin ? 4000 : scenario->settle ? 200000 : 10000;
+        double enough_us = bench->settings->quick || twin ? 4000 : scenario->settle ? 100000 : 10000;
         long n = scenario->step;
         double took;
 
