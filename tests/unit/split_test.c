@@ -881,6 +881,43 @@ static void test_low_water(void)
         gpu_end();
 }
 
+static void *take_freed(void *ret_ptr)
+{
+        *(uint64_t *)ret_ptr = gpu_take(8 * MIB);
+        sem_post(&gpu_inside); /* in case that no barrier was laid */
+        return NULL;
+}
+
+/* The range that a thread lays a barrier for becomes part of another one meanwhile, or does not: it is found again. */
+static void test_changes_behind_barrier(bool changes)
+{
+        uint64_t before, freed, taken = 0;
+        pthread_t thread;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        before = gpu_take(8 * MIB);
+        freed = gpu_take(8 * MIB);
+        GR_CHECK_EQ(freed, before + 8 * MIB);
+        gpu_give(freed, 8 * MIB);
+        sem_init(&gpu_inside, 0, 0);
+        sem_init(&gpu_go_on, 0, 0);
+        sg_before[SG_CONTEXT_WAIT] = gpu_stop;
+        pthread_create(&thread, NULL, take_freed, &taken);
+        sem_wait(&gpu_inside);
+        if (changes)
+                gpu_give(before, 8 * MIB);
+        sem_post(&gpu_go_on);
+        pthread_join(thread, NULL);
+        GR_CHECK(changes ? taken != 0 : taken == freed);
+        gpu_give(taken, 8 * MIB);
+        if (!changes)
+                gpu_give(before, 8 * MIB);
+        gpu_settle();
+        gpu_end();
+        sem_destroy(&gpu_inside);
+        sem_destroy(&gpu_go_on);
+}
+
 int main(int argc, char **argv)
 {
         const bool mapped = argc == 2 && !strcmp(argv[1], "mapped");
@@ -896,6 +933,10 @@ int main(int argc, char **argv)
                 test_held();
                 test_held_at_last();
                 test_low_water();
+        }
+        if (mapped) {
+                test_changes_behind_barrier(false);
+                test_changes_behind_barrier(true);
         }
         test_left();
         test_all();
