@@ -290,9 +290,10 @@ def figures(results, in_readme):
         rows.append(f"| {text} | {native} | {ours} | {f'{factor:,.0f}' if factor >= 10 else factor} |")
         group = next(group for group, t, r, _ in results.samples if (t, r) == (table, row))
         card, *_, day = results.where[group].split("; ")
-        day = datetime.date.fromisoformat(day)
-        places[f"one {card}, {day.day} {day:%B %Y}"] = True
-    return [f"| {'; '.join(places)} | native | gpureclaim | factor |", "| --- | ---: | ---: | ---: |", *rows]
+        places.setdefault(f"one {card}", set()).add(datetime.date.fromisoformat(day))
+    where = [f"{card}, " + " and ".join(f"{day.day} {day:%B %Y}" for day in sorted(days))
+             for card, days in places.items()]
+    return [f"| {'; '.join(where)} | native | gpureclaim | factor |", "| --- | ---: | ---: | ---: |", *rows]
 
 
 def thinned(points, most=150):
@@ -368,8 +369,9 @@ def allocators(first, cells):
 def changing(tables):
     """Programs whose sizes change: a line for each, as shares of what PyTorch's own cache takes."""
     rows, columns = [], {DEFAULT_POOL: "gpureclaim", "PyTorch, expandable": "expandable segments"}
-    titles = {"time, ten steps later on": "steps", "time, the first 100 steps": "first 100",
-              "most memory held": "memory"}
+    titles = {"time, ten steps later on": "steps",
+              "time if only the allocator differed, ten steps later on": "steps, if only the allocator differed",
+              "time, the first 100 steps": "first 100", "most memory held": "memory"}
     for row, found in tables.get("programs", {}).items():
         name, _, what = row.partition(": ")
         if what not in titles or "PyTorch" not in found or name == "training":

@@ -129,7 +129,7 @@ for column, inside, step in ("PyTorch", 0.2, 0.5), ("PyTorch, expandable", 0.2, 
     assert len(tens) == 20 and all(abs(ten - 1000 * inside) < 1e-6 for ten in tens), samples
     (whole,) = samples["training: time if only the allocator differed, ten steps later on", column]
     assert abs(whole - step) < 1e-9, samples
-assert len(samples) == 18, samples
+assert len(samples) == 30, samples
 
 # Each column has all its groups, and the hook that does nothing is measured beside the default pool.
 asked = []
