@@ -37,7 +37,7 @@
 #define CLASS_BLOCKS 128
 /*
  * The same with pool kinds that have segments, which are to save memory, and less than MANY_THREADS threads: as many as
- * a page holds, but SPLIT_BLOCKS in any case.
+ * a page holds, at least SPLIT_BLOCKS, and no more than CLASS_BLOCKS.
  */
 #define SPLIT_BLOCKS 64
 

@@ -1,14 +1,18 @@
 /*
- * Expandable segments of pool kind `split`: large pieces of addresses, one for large blocks and one for small ones, of
- * which any pages can have memory behind them. If a request fits no free range, new memory is mapped only for the pages
- * that its place lacks. Free pages from elsewhere can be mapped there instead (remap.h), even while work that used them
- * has not run, and idle pages can be returned by themselves. So the footprint is what is live, the unused parts of
- * pages partly in use, and what has just been freed.
+ * Expandable segments of pool kinds `split` and `auto`: large pieces of addresses, one for large blocks and one for
+ * small ones, of which any pages can have memory behind them. If a request fits no free range, new memory is mapped only
+ * for the pages that its place lacks. Free pages from elsewhere can be mapped there instead (remap.h), even while work
+ * that used them has not run, and idle pages can be returned by themselves. So the footprint is what is live, the unused
+ * parts of pages partly in use, and what has just been freed.
  *
  * In an expandable segment ranges may also be holes. Memory is mapped in extents, one handle of the driver each, which
  * cannot be unmapped in part: an extent goes back only when no byte of it is in use and the last work that may use it
- * has passed. An extent is one page, and more only where much is held, as mapping one costs as much as an allocation of
- * the driver (docs/measurements.md, mapping-cost). Mapping neither waits for running kernels nor delays launches.
+ * has passed. Mapping one costs as much as an allocation of the driver, whatever its size (docs/measurements.md,
+ * mapping-cost), and neither waits for running kernels nor delays launches. So an extent is as large as
+ *
+ *   min(max(held / 96, request / 8), max(held / 256, 6 MiB))
+ *
+ * in whole pages: at least one, and no more than the hole or 256 MiB.
  *
  * A little that is used in each of many large extents keeps all their memory from a large request. So once an eighth of
  * the card or the limit is held, an extent is an eighth of its request, at least a page, and a request opens no extent

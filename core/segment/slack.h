@@ -21,7 +21,7 @@ struct gr_context;
  */
 bool gr_slack_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
-/* Whether the growth would exceed the bound with the small share, whatever time was spent. */
+/* Whether the growth would exceed the bound with the least share, a 16th, whatever time was spent. */
 bool gr_slack_is_exceeded(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
 /*

@@ -59,7 +59,7 @@ FIGURES = [
     ("malloc, empty kernel, free (the kernel alone: {})", "pair_static", "malloc + kernel + free",
      ("kernel alone", DEFAULT_POOL), None),
     ("malloc, 10 us kernel, free (the kernel alone: {})", "pair_static", "malloc + 10 us kernel + free",
-     ("10 us kernel alone", DEFAULT_POOL), "malloc, a short kernel, free"),
+     ("10 us kernel alone", DEFAULT_POOL), "malloc, a kernel of {}, free"),
     ("malloc, 100 us kernel, free, on 8 streams in turn (kernels alone: {} each)", "pair_static",
      "8 streams, 100 us kernels, fresh", ("8 streams, 100 us kernels alone", DEFAULT_POOL), None),
     ("pinned host memory, 64 MiB, allocated and freed", "pinned", "pinned 64 MiB", None,
@@ -283,7 +283,7 @@ def figures(results, in_readme):
         try:
             native, native_value = figure(results, table, row, "native")
             ours, ours_value = figure(results, table, row, DEFAULT_POOL)
-            text = readme if in_readme else text.format(figure(results, table, *beside)[0] if beside else "")
+            text = (readme if in_readme else text).format(figure(results, table, *beside)[0] if beside else "")
         except KeyError:
             continue
         factor = float(f"{native_value / ours_value:.2g}")
@@ -331,7 +331,7 @@ def drawing(results):
     for second in range(int(last) + 1):
         lines.append(f'<text x="{x(second):.1f}" y="{height - bottom + 16}" text-anchor="middle">{second}</text>')
     lines.append(f'<text x="{width / 2}" y="{height - 6}" text-anchor="middle">seconds since the first step</text>'
-                 f'<text x="{left}" y="14">MiB held on the card</text>')
+                 f'<text x="{left}" y="14">MiB on the card</text>')
     for number, (name, points) in enumerate(curves.items()):
         colour = ("#888", "#2a7", "#c60", "#15c")[number % 4]
         path = "L".join(f"{x(at):.1f} {y(mib):.1f}" for at, mib in points)
@@ -344,7 +344,7 @@ def drawing(results):
 ALLOCATORS = {
     "auto": "`auto`, the default", "bins": "`bins`", "split": "`split`", "PyTorch": "PyTorch's own cache",
     "PyTorch, preloaded": "the same, with the library loaded", "PyTorch, expandable": "PyTorch's expandable segments",
-    "cudaMallocAsync": "`cudaMallocAsync`", "native": "the driver's own",
+    "cudaMallocAsync": "`cudaMallocAsync`", "native": "`cudaMalloc` of the driver",
     "bins, no fences": "`bins` without fences, which no program may use",
 }
 
@@ -369,9 +369,9 @@ def allocators(first, cells):
 def changing(tables):
     """Programs whose sizes change: a line for each, as shares of what PyTorch's own cache takes."""
     rows, columns = [], {DEFAULT_POOL: "gpureclaim", "PyTorch, expandable": "expandable segments"}
-    titles = {"time, ten steps later on": "steps",
-              "time if only the allocator differed, ten steps later on": "steps, if only the allocator differed",
-              "time, the first 100 steps": "first 100", "most memory held": "memory"}
+    titles = {"time, ten steps later on": "later steps",
+              "time if only the allocator differed, ten steps later on": "later steps, if only the allocator differed",
+              "time, the first 100 steps": "first 100 steps", "most memory held": "peak memory"}
     for row, found in tables.get("programs", {}).items():
         name, _, what = row.partition(": ")
         if what not in titles or "PyTorch" not in found or name == "training":
@@ -405,20 +405,18 @@ INSIDE = {"ms of ten steps": "training: time in PyTorch's allocator, ten steps l
 # Tables of the documents besides FIGURES, each between two comments with its name.
 GRIDS = {
     "loops": loops,
-    "held": allocators("held / live", {name: ("traces", f"{name}: most memory held / most live", None)
+    "held": allocators("most held / most live", {name: ("traces", f"{name}: most memory held / most live", None)
                                        for name in ("train", "mix", "serve")}),
     "operation": allocators("us", {name: ("traces", f"{name}: time of an operation", None)
                                    for name in ("train", "mix", "serve")}),
     "training": allocators("", {title: ("programs", row, "PyTorch") for title, row in TRAINING.items()} |
                            {"memory": ("programs", "training: most memory held", "PyTorch")}),
     "inside": allocators("", {title: ("programs", row, None) for title, row in INSIDE.items()} |
-                         {"ten steps, had they no other difference":
+                         {"ten steps, if only that differed":
                           ("programs", "training: time if only the allocator differed, ten steps later on", "PyTorch")}),
     "changing": changing,
     "threads": allocators("us", {title: ("threads", title, None)
                                  for title in ("1 thread", "2 threads", "4 threads", "8 threads", "16 threads")}),
-    "handed": allocators("us", {title: ("handed", f"handed on, {title}", None)
-                                for title in ("1 thread", "2 threads", "4 threads", "8 threads", "16 threads")}),
     "live": allocators("us", {f"among {count:,}": ("live", f"{count} live blocks", None)
                               for count in (10, 10000, 1000000)}),
 }
