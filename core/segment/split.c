@@ -128,6 +128,7 @@ void gr_split_drop(struct gr_context *context)
         split->stale_pages = NULL;
         split->segment_count = 0;
         memset(split->free, 0, sizeof(split->free));
+        split->changes++; /* for a thread that is at take_range */
         split->queue = NULL;
         atomic_store(&context->fastbins_closed, false);
         assert(split->free_count == 0); /* each of them was a range of a segment */

@@ -729,6 +729,39 @@ static void test_stuck_end(void)
         gpu_end();
 }
 
+static void *drop_segments(void *arg)
+{
+        gr_split_drop(context);
+        return arg;
+}
+
+static void end_segments(void)
+{
+        pthread_t thread;
+
+        sg_before[SG_CONTEXT_WAIT] = NULL;
+        gpu_sync();
+        pthread_create(&thread, NULL, drop_segments, NULL);
+        pthread_join(thread, NULL);
+}
+
+/* The context ends while a thread lays a barrier for the free range that it has found: that is gone, then. */
+static void test_end_at_barrier(void)
+{
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(4 * MIB);
+        gpu_give(a, 4 * MIB);
+        sg_before[SG_CONTEXT_WAIT] = end_segments;
+        a = gpu_take(4 * MIB);
+        GR_CHECK(!sg_before[SG_CONTEXT_WAIT]);
+        GR_CHECK(a && sg_reserved() == 1);
+        gpu_give(a, 4 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 int main(void)
 {
         gpu_mapping = true;
@@ -770,6 +803,7 @@ int main(void)
         test_stuck_refused(false);
         test_stuck_refused(true);
         test_stuck_end();
+        test_end_at_barrier();
         test_refused_end();
         /* Last: what they touch is cleared for every test after them. */
         test_hint();
