@@ -234,15 +234,18 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
         return gone;
 }
 
-/* Whether nothing of the extent is used; unless `waiting`, nothing may wait either. */
-static bool is_left(const struct gr_segment *segment, const struct gr_page *extent, bool waiting)
+/*
+ * Whether nothing of the extent is used. Unless `later`, nothing may wait either, or be part of a place that a thread
+ * maps memory for, which may fail.
+ */
+static bool is_left(const struct gr_segment *segment, const struct gr_page *extent, bool later)
 {
         uint64_t begin = gr_extent_ptr(segment, extent), end = begin + gr_extent_bytes(extent);
         const struct gr_range *range = gr_range_at(segment, begin);
 
         for (; range && range->block.ptr < end; range = range->after)
                 if (range->state != GR_RANGE_FREE && range->state != GR_RANGE_STUCK &&
-                    !(waiting && range->state == GR_RANGE_WAITING))
+                    !(later && (range->state == GR_RANGE_WAITING || range->state == GR_RANGE_BUSY)))
                         return false;
         return true;
 }
@@ -288,12 +291,12 @@ static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *s
 }
 
 /*
- * Whether only stuck ranges keep the extent from going back; with `waiting`, ranges that wait for their fence may also
- * be in the way.
+ * Whether only stuck ranges keep the extent from going back; with `later`, ranges that wait for their fence or for
+ * another thread may also be in the way.
  */
-static bool is_stuck(const struct gr_segment *segment, const struct gr_page *extent, bool waiting)
+static bool is_stuck(const struct gr_segment *segment, const struct gr_page *extent, bool later)
 {
-        return extent->stuck && is_left(segment, extent, waiting);
+        return extent->stuck && is_left(segment, extent, later);
 }
 
 bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last)
@@ -335,7 +338,7 @@ static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment
                 const struct gr_page *extent;
 
                 if (!is_settled(range)) {
-                        *at = gr_page_up(gr_range_end(range));
+                        *at = gr_range_end(range); /* there an extent may have begun before it */
                         continue;
                 }
                 extent = gr_extent_at(segment, *at);

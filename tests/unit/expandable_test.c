@@ -762,6 +762,48 @@ static void test_end_at_barrier(void)
         gpu_end();
 }
 
+static uint64_t exported;
+
+static void free_exported(void)
+{
+        sg_before[SG_MEM_MAP] = NULL;
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, exported), 0);
+        gpu_give(exported, 7 * MIB);
+        gpu_refuse(SG_MEM_MAP, true);
+        gpu_refuse(SG_MEM_ALLOC, true);
+}
+
+/*
+ * Its last page, or its first, is part of a place that another thread maps memory for. That is refused, and later the
+ * page goes back, too.
+ */
+static void test_exported_beside_busy(bool first)
+{
+        uint64_t a = 0, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        if (first)
+                a = gpu_take(5 * MIB);
+        exported = gpu_take(7 * MIB);
+        if (first) {
+                b = gpu_take(8 * MIB);
+                gpu_give(a, 5 * MIB);
+                gpu_sync();
+                gr_fence_sync(context->fence);
+                gr_trim(context, UINT64_MAX / 2);
+                GR_CHECK_EQ(gpu_device()->reserved_bytes, 16 * MIB);
+        }
+        sg_before[SG_MEM_MAP] = free_exported;
+        GR_CHECK_EQ(gpu_take(5 * MIB), 0);
+        GR_CHECK(!sg_before[SG_MEM_MAP]);
+        for (int i = 0; i < SG_OP_COUNT; i++)
+                gpu_refuse((enum sg_op)i, false);
+        if (first)
+                gpu_give(b, 8 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 int main(void)
 {
         gpu_mapping = true;
@@ -804,6 +846,8 @@ int main(void)
         test_stuck_refused(true);
         test_stuck_end();
         test_end_at_barrier();
+        test_exported_beside_busy(false);
+        test_exported_beside_busy(true);
         test_refused_end();
         /* Last: what they touch is cleared for every test after them. */
         test_hint();
