@@ -282,8 +282,11 @@ static void wake_if_needed(struct gr_context *context)
                 context->core->wake(context->core);
 }
 
-/* The rest of gr_pool_free for a range of a segment, which can be returned only with its whole segment. */
-static int free_split(struct gr_core *core, struct gr_block *block)
+/*
+ * The rest of gr_pool_free for a range of a segment, which can be returned only with its whole segment. in_order: the
+ * host must not wait, as the GPU may wait for what it does next.
+ */
+static int free_split(struct gr_core *core, struct gr_block *block, bool in_order)
 {
         struct gr_context *context = block->context;
         struct gr_fence *fence = context->fence;
@@ -306,7 +309,7 @@ static int free_split(struct gr_core *core, struct gr_block *block)
                 else
                         by_driver = true;
         }
-        rc = gr_split_put(block, epoch, by_driver, &should_close);
+        rc = gr_split_put(block, epoch, by_driver, !in_order, &should_close);
         if (!rc && should_close)
                 gr_fence_close(context->fence);
         wake_if_needed(context);
@@ -371,7 +374,7 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
         if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
                 return free_host(core, block);
         if (block->flags & GR_BLOCK_SPLIT)
-                return free_split(core, block);
+                return free_split(core, block, order->give_back);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE || gr_fence_is_broken(fence) ||
             gr_fence_overflow(fence) || bypassed(core))
                 return free_by_driver(core, block, order);

@@ -52,6 +52,11 @@ uint64_t gr_trim_segments_unneeded(struct gr_context *context)
         return gr_split_trim_unneeded(context);
 }
 
+void gr_trim_left(struct gr_context *context)
+{
+        gr_split_trim_left(context);
+}
+
 bool gr_trim_has_none(struct gr_context *context)
 {
         for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)

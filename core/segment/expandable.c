@@ -389,6 +389,19 @@ static void end_busy(struct gr_split *split)
         gr_unlock(&split->lock);
 }
 
+void gr_expandable_leave(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last)
+{
+        struct gr_split *split = context->split;
+
+        gr_assert_locked(&split->lock);
+        for (uint64_t at = ptr; at <= last;) {
+                const struct gr_page *extent = gr_extent_at(segment, at);
+
+                split->stuck_epoch = gr_max(split->stuck_epoch, extent->freed_epoch);
+                at = gr_extent_ptr(segment, extent) + gr_extent_bytes(extent);
+        }
+}
+
 /* Lock not held. */
 uint64_t gr_expandable_collect(struct gr_context *context)
 {
@@ -407,10 +420,12 @@ uint64_t gr_expandable_collect(struct gr_context *context)
         gr_unlock(&split->lock);
         if (!idle)
                 return 0;
+        gr_budget_releases_begin(context->device);
         for (int small = 0; small < 2; small++)
                 if (segments[small])
                         gone += return_stuck(context, segments[small], segments[small]->ptr,
                                              segments[small]->ptr + segments[small]->bytes);
+        gr_budget_releases_end(context->device, gone);
         end_busy(split);
         return gone;
 }

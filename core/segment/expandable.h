@@ -71,6 +71,9 @@ bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, ui
  */
 void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
+/* The same where the free must not wait: leaves all of it for gr_expandable_collect. The split's lock is held. */
+void gr_expandable_leave(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last);
+
 /*
  * Without waiting, gives back what was left so, once it is idle. It did not count as cached. Returns the bytes that the
  * device got back. Calls the driver; no lock held.

@@ -448,8 +448,23 @@ static int free_segment(struct gr_context *context, struct gr_segment *segment)
         return rc;
 }
 
+/*
+ * What was freed from ptr to last must not be reused. Whether it goes back at once, by gr_expandable_unstick, which must
+ * follow; that waits, so where the free must not wait, it is left for later.
+ */
+static bool begin_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last,
+                          bool waits)
+{
+        gr_assert_locked(&context->split->lock);
+        if (waits)
+                context->split->busy++;
+        else
+                gr_expandable_leave(context, segment, ptr, last);
+        return waits;
+}
+
 /* Lock not held. */
-GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_should_close)
+GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool waits, bool *ret_should_close)
 {
         struct gr_range *range = gr_range_of(block);
         struct gr_context *context = block->context;
@@ -457,7 +472,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         struct gr_arena *arena = gr_arena_own(context);
         struct gr_segment *segment;
         uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
-        bool ends_fastbins = epoch == GR_SPLIT_NEVER && fits_fastbin(context), gone, fastbins;
+        bool ends_fastbins = epoch == GR_SPLIT_NEVER && fits_fastbin(context), gone, fastbins, at_once;
 
         assert(block->flags & GR_BLOCK_SPLIT && !gr_block_has_home(block));
         if (ends_fastbins)
@@ -485,9 +500,10 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         split->frees++;
         if (segment->pages && epoch == GR_SPLIT_NEVER) {
                 gr_expandable_discard(context, range);
-                split->busy++;
+                at_once = begin_unstick(context, segment, ptr, last, waits);
                 gr_unlock(&split->lock);
-                gr_expandable_unstick(context, segment, ptr, last);
+                if (at_once)
+                        gr_expandable_unstick(context, segment, ptr, last);
                 return 0;
         }
         block->freed_epoch = epoch;
@@ -502,11 +518,10 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         gr_segments_use(context, range, -1);
         set_aside(split, range, !gone && gr_segments_go_ahead(context, segment));
         if (segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
-                bool ends_stuck = segment->pages && gr_expandable_ends_stuck(segment, ptr, last);
-
-                split->busy += ends_stuck;
+                at_once = segment->pages && gr_expandable_ends_stuck(segment, ptr, last) &&
+                          begin_unstick(context, segment, ptr, last, waits);
                 gr_unlock(&split->lock);
-                if (ends_stuck)
+                if (at_once)
                         gr_expandable_unstick(context, segment, ptr, last);
                 return 0;
         }

@@ -111,11 +111,12 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
 /*
  * Takes back a block that the program freed (claimed in the ledger; the caller's until now). epoch: from
  * gr_fence_freed, or GR_SPLIT_NEVER where its memory must not be reused. by_driver: where its segment is free now, it
- * goes back to the driver at once, which may block. *ret_should_close: so much was freed that the epoch should be
- * closed. 0, or the driver's error: then the segment is lost, still charged.
+ * goes back to the driver at once, which may block. waits: what must not be reused goes back at once, too, which waits
+ * for the context; else it goes back later. *ret_should_close: so much was freed that the epoch should be closed. 0, or
+ * the driver's error: then the segment is lost, still charged.
  */
 #define GR_SPLIT_NEVER UINT64_MAX
-int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_should_close);
+int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool waits, bool *ret_should_close);
 
 /* Adds what the segments served and took back, and the free ranges. No lock from GR_RANK_SPLIT up is held. */
 void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts);

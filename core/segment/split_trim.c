@@ -129,10 +129,26 @@ void gr_split_trim_settle(struct gr_context *context)
         gr_unlock(&context->split->lock);
 }
 
+void gr_split_trim_left(struct gr_context *context)
+{
+        struct gr_split *split = context->split;
+        bool left;
+
+        gr_lock(&split->lock);
+        left = split->stuck_epoch > 0;
+        gr_unlock(&split->lock);
+        if (!left)
+                return;
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
+        gr_expandable_collect(context);
+}
+
 static bool settle_one(struct gr_context *context, void *arg)
 {
         (void)arg;
         gr_split_trim_settle(context);
+        gr_split_trim_left(context);
         return true;
 }
 
@@ -147,7 +163,7 @@ bool gr_split_trim_has_none(struct gr_context *context)
         bool empty;
 
         gr_lock(&split->lock);
-        empty = split->surplus_bytes == 0 && gr_arenas_fastbins(context) == 0;
+        empty = split->surplus_bytes == 0 && split->stuck_epoch == 0 && gr_arenas_fastbins(context) == 0;
         gr_unlock(&split->lock);
         return empty;
 }

@@ -26,11 +26,17 @@ void gr_split_trim_settle(struct gr_context *context);
 
 /*
  * The same in all contexts of a device, before gr_budget_share: what they keep from the driver is free, too, and what
- * blocks of the program keep from it is not.
+ * blocks of the program keep from it is not. Then gr_split_trim_left.
  */
 void gr_split_trim_settle_all(struct gr_core *core, struct gr_device *device);
 
-/* Whether there is no surplus. */
+/*
+ * Gives back, once it is idle, what was freed and must not be reused, and was left for later (gr_expandable_collect).
+ * Does not wait.
+ */
+void gr_split_trim_left(struct gr_context *context);
+
+/* Whether there is no surplus, and nothing was left for later. */
 bool gr_split_trim_has_none(struct gr_context *context);
 
 #endif

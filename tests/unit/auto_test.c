@@ -818,7 +818,8 @@ static void *do_deed(void *arg)
                 waiter->block = gr_split_take(context, 4 * MIB, false);
                 break;
         case PUT:
-                GR_CHECK_EQ(gr_split_put(waiter->block, gr_fence_freed(context->fence, 6 * MIB), false, &much), 0);
+                GR_CHECK_EQ(gr_split_put(waiter->block, gr_fence_freed(context->fence, 6 * MIB), false, true, &much),
+                            0);
                 break;
         case MERGE:
         case MERGE_SPLIT:

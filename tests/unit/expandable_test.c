@@ -18,10 +18,12 @@
 #include "base/metadata.h"
 #include "check.h"
 #include "core.h"
+#include "reclaim/decay.h"
 #include "reclaim/rung.h"
 #include "reclaim/trim.h"
 #include "segment/expandable.h"
 #include "segment/range.h"
+#include "segment/split_trim.h"
 #include "short_of_memory.h"
 #include "split_gpu.h"
 
@@ -804,6 +806,46 @@ static void test_exported_beside_busy(bool first)
         gpu_end();
 }
 
+static int not_asked(void *arg, uint64_t ptr)
+{
+        (void)arg, (void)ptr;
+        return -EINVAL;
+}
+
+/*
+ * Freed in stream order, it waits for nothing, and nor does what is freed beside it; both go back when the work is done.
+ */
+static void test_exported_in_order(bool decays)
+{
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(7 * MIB);
+        b = gpu_take(3 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
+        sg_work(context->handle, 0, a, 1);
+        GR_CHECK_EQ(sg_free_in_order(&core, a, not_asked), 0);
+        sg_work(context->handle, 0, b, 1);
+        GR_CHECK_EQ(sg_free_in_order(&core, b, not_asked), 0);
+        GR_CHECK(gpu_progress().done_ns < gpu_progress().submitted_ns);
+        gr_split_trim_left(context);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 10 * MIB);
+        GR_CHECK(!gr_trim_has_none(context));
+        gpu_sync();
+        if (decays) {
+                core.config.decay_ns = 1000 * SG_MS;
+                for (int i = 0; i < 3; i++) {
+                        gr_decay_run(&core, sg_now_ns());
+                        sg_advance(gr_decay_step_ns(&core));
+                }
+        } else {
+                gr_split_trim_settle_all(&core, gpu_device()); /* as when the program asks what is free */
+        }
+        GR_CHECK(gpu_device()->reserved_bytes <= 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 int main(void)
 {
         gpu_mapping = true;
@@ -848,6 +890,8 @@ int main(void)
         test_end_at_barrier();
         test_exported_beside_busy(false);
         test_exported_beside_busy(true);
+        test_exported_in_order(false);
+        test_exported_in_order(true);
         test_refused_end();
         /* Last: what they touch is cleared for every test after them. */
         test_hint();

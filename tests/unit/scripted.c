@@ -1050,11 +1050,11 @@ int sg_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
         return 0;
 }
 
-int sg_free(struct gr_core *core, uint64_t ptr)
+int sg_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back)
 {
         struct block block;
         bool had = disown(ptr, &block);
-        int rc = gr_pool_free(core, ptr);
+        int rc = give_back ? gr_pool_free_in_order(core, ptr, give_back, NULL) : gr_pool_free(core, ptr);
 
         pthread_mutex_lock(&sg.lock);
         if (!had && !rc)
@@ -1067,4 +1067,9 @@ int sg_free(struct gr_core *core, uint64_t ptr)
         }
         pthread_mutex_unlock(&sg.lock);
         return rc;
+}
+
+int sg_free(struct gr_core *core, uint64_t ptr)
+{
+        return sg_free_in_order(core, ptr, NULL);
 }

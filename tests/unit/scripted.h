@@ -138,10 +138,12 @@ uint64_t sg_cached_bytes(struct gr_device *device);
 uint64_t sg_counter(struct gr_core *core, enum gr_counter counter);
 
 /*
- * The program's side. sg_alloc is gr_pool_alloc and then owns the block; sg_free is gr_pool_free of a block it owned.
+ * The program's side. sg_alloc is gr_pool_alloc and then owns the block; sg_free is gr_pool_free of a block it owned,
+ * sg_free_in_order gr_pool_free_in_order.
  */
 int sg_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 int sg_free(struct gr_core *core, uint64_t ptr);
+int sg_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back);
 
 /* The ownership by itself, for blocks from elsewhere; sg_disown returns whether the program had it. */
 void sg_own(uint64_t ptr, size_t bytes);
