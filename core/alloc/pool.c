@@ -295,9 +295,9 @@ static int free_split(struct gr_core *core, struct gr_block *block, bool in_orde
         uint64_t epoch = GR_SPLIT_NEVER;
         int rc = 0;
 
-        /* No fence covers all that may use it: as the driver's free would, this waits for all contexts. */
+        /* No fence covers all that may use it: as the driver's free would, this waits for all of them. */
         if (gr_fence_overflow(fence))
-                rc = gr_fence_wait_all(core);
+                rc = gr_fence_wait_all(fence);
         if (rc && gr_ledger_hand_out(block, block->requested_bytes))
                 return rc; /* the program still has it */
         if (!never) {

@@ -676,11 +676,11 @@ static bool wait_for(struct gr_context *context, void *arg)
         return false;
 }
 
-int gr_fence_wait_all(struct gr_core *core)
+int gr_fence_wait_all(struct gr_fence *fence)
 {
         int rc = 0;
 
-        gr_context_each(core, -1, wait_for, &rc);
+        gr_context_each(fence->core, gr_fence_has_peer(fence) ? -1 : fence->device->ordinal, wait_for, &rc);
         return rc;
 }
 

@@ -296,8 +296,11 @@ int gr_fence_sync(struct gr_fence *fence);
 /* Waits for all work of the context itself, likewise. 0, or the driver's error. */
 int gr_fence_wait_work(struct gr_fence *fence);
 
-/* The same for all contexts there are; the work of one in which a kernel failed is over. */
-int gr_fence_wait_all(struct gr_core *core);
+/*
+ * The same for all contexts that may use the memory, also those that the fence has no room for: all of the device, and
+ * those of other devices if one of them is an accessor. The work of one in which a kernel failed is over.
+ */
+int gr_fence_wait_all(struct gr_fence *fence);
 
 /*
  * Waits for the context by a call of the driver: only after that does the driver give back what was freed in stream

@@ -585,19 +585,23 @@ static void test_not_quiet_once(enum sg_op op)
 }
 
 /*
- * Where more contexts can use a block than its fence covers, all of them are waited for before its memory goes. If that
- * is refused, the program still has it.
+ * Where more contexts can use a block than its fence covers, all of them are waited for before its memory goes, but not
+ * one of another device, which cannot. If that is refused, the program still has it.
  */
-static void test_not_covered(bool refused)
+static void test_not_covered(bool refused, bool peer)
 {
         static const enum sg_op waits[] = {SG_CONTEXT_SYNC, SG_CONTEXT_DRAIN};
-        struct gr_context *last = NULL;
+        struct gr_context *last = NULL, *other;
         uint64_t a;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        other = gr_core_context_add(&core, sg_context_new(1), 1);
+        sg_work(other->handle, 1, 0, 9000000);
         for (int i = 0; i < GR_ACCESSORS_MAX; i++)
                 last = gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK(gr_fence_overflow(context->fence));
+        if (peer)
+                gr_fence_add_accessor(context->fence, other);
         a = gpu_take(6 * MIB);
         sg_work(last->handle, 1, a, 1000000);
         if (refused) {
@@ -610,6 +614,7 @@ static void test_not_covered(bool refused)
         }
         GR_CHECK_EQ(sg_free(&core, a), 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
+        GR_CHECK_EQ(sg_progress(other->handle).done_ns == sg_progress(other->handle).submitted_ns, peer);
         gpu_end();
 }
 
@@ -880,8 +885,9 @@ int main(void)
                 test_not_quiet((enum occasion)occasion);
         test_not_quiet_once(SG_CONTEXT_RECORD);
         test_not_quiet_once(SG_CONTEXT_SYNC);
-        test_not_covered(false);
-        test_not_covered(true);
+        test_not_covered(false, false);
+        test_not_covered(false, true);
+        test_not_covered(true, false);
         test_no_addresses();
         test_structures();
         test_stuck_refused(false);
