@@ -15,8 +15,9 @@
  * in whole pages: at least one, and no more than the hole or 256 MiB.
  *
  * A little that is used in each of many large extents keeps all their memory from a large request. So once an eighth of
- * the card or the limit is held, an extent is an eighth of its request, at least a page, and a request opens no extent
- * that is more than half as large as itself: such extents go back instead, and smaller ones are mapped.
+ * the card or the limit is held, an extent is an eighth of its request, but no more than a 512th of the card or limit,
+ * at least a page, and a request opens no extent that is more than half as large as itself: such extents go back
+ * instead, and smaller ones are mapped.
  *
  * Where a large request lacks less than a 16th of what is held, up to 32 MiB, so much is mapped at once, an extent for
  * each hole, unless an eighth is held or the footprint would pass its bound (slack.h). What is not needed yet is free

@@ -28,7 +28,8 @@
  * often, smaller ones cost more calls (docs/measurements.md, extent-size).
  */
 #define EXTENT_SHARE       96
-#define REQUEST_SHARE      8                     /* where extents are to be small, only this one counts */
+#define REQUEST_SHARE      8                     /* where extents are to be small, only this one counts, */
+#define SMALL_MOST_SHARE   512                   /* and no more than this share of the card or the limit */
 #define EXTENT_MOST_SHARE  256                   /* but no more than this share of what is charged, */
 #define EXTENT_BOUND_BYTES (UINT64_C(6) << 20)   /* which is taken to be at least so much, */
 #define EXTENT_MOST_BYTES  (UINT64_C(256) << 20) /* and never more: to return it would keep the driver busy too long */
@@ -208,11 +209,14 @@ static size_t widen(struct place *place, size_t bytes, uint64_t ahead_bytes)
 static uint64_t extent_bytes(struct gr_device *device, uint64_t place_bytes)
 {
         uint64_t charged = atomic_load(&device->reserved_bytes);
-        uint64_t bytes = place_bytes / REQUEST_SHARE, most = gr_max(charged / EXTENT_MOST_SHARE, EXTENT_BOUND_BYTES);
+        uint64_t total = gr_budget_total(device, atomic_load(&device->total_bytes));
+        uint64_t bytes = place_bytes / REQUEST_SHARE, most = total / SMALL_MOST_SHARE;
 
-        if (!gr_extents_stay_small(device, place_bytes))
-                bytes = gr_min(gr_max((charged + place_bytes) / EXTENT_SHARE, bytes), most);
-        return gr_page_down(gr_min(bytes, EXTENT_MOST_BYTES));
+        if (!gr_extents_stay_small(device, place_bytes)) {
+                bytes = gr_max((charged + place_bytes) / EXTENT_SHARE, bytes);
+                most = gr_max(charged / EXTENT_MOST_SHARE, EXTENT_BOUND_BYTES);
+        }
+        return gr_page_down(gr_min(gr_min(bytes, most), EXTENT_MOST_BYTES));
 }
 
 /*

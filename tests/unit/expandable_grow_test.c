@@ -199,16 +199,16 @@ static void test_large_beside_hole(void)
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
         rest = gpu_take(512 * MIB);
-        atomic_store(&gpu_device()->hard_bytes, 1024 * MIB);
-        large = gpu_take(256 * MIB); /* in extents of 32 MiB */
-        gpu_give(large, 256 * MIB);
-        GR_CHECK_EQ(gpu_take(224 * MIB), large);
+        large = gpu_take(48 * MIB); /* in extents of 6 MiB */
+        gpu_give(large, 48 * MIB);
+        GR_CHECK_EQ(gpu_take(42 * MIB), large);
         gpu_sync();
-        a = gpu_take(40 * MIB);
-        GR_CHECK_EQ(a, large + 256 * MIB);
+        atomic_store(&gpu_device()->hard_bytes, 1024 * MIB);
+        a = gpu_take(8 * MIB);
+        GR_CHECK_EQ(a, large + 48 * MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
-        gpu_give(a, 40 * MIB);
-        gpu_give(large, 224 * MIB);
+        gpu_give(a, 8 * MIB);
+        gpu_give(large, 42 * MIB);
         gpu_give(rest, 512 * MIB);
         gpu_settle();
         gpu_end();
