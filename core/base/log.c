@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/keep_errno.h"
+#include "base/no_cancel.h"
 
 #define PASSES_BITS 16
 #define PASSES_MASK ((1ull << PASSES_BITS) - 1)
@@ -65,13 +66,13 @@ int gr_log_write(int fd, const void *bytes, size_t length, int wait_ms)
         const struct timespec at_once = {0};
         GR_KEEP_ERRNO;
         sigset_t raised, pending, before;
-        int rc = 0, cancel, signal;
+        int rc = 0, signal;
+        GR_NO_CANCEL;
 
         sigemptyset(&raised);
         sigaddset(&raised, SIGPIPE);
         sigaddset(&raised, SIGXFSZ);
         pthread_sigmask(SIG_BLOCK, &raised, &before);
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         sigemptyset(&pending);
         sigpending(&pending);
         while (length > 0 && !rc) {
@@ -94,7 +95,6 @@ int gr_log_write(int fd, const void *bytes, size_t length, int wait_ms)
                 sigaddset(&raised, signal);
                 sigtimedwait(&raised, NULL, &at_once); /* without a wait, no other signal interrupts it */
         }
-        pthread_setcancelstate(cancel, NULL);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         return rc;
 }

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "base/log.h"
+#include "base/no_cancel.h"
 #include "device/neighbour.h"
 #include "driver/real.h"
 #include "system/environment.h"
@@ -47,6 +48,7 @@ struct gr_device *gr_device_get(CUdevice dev)
         struct gr_device *device;
         size_t total_bytes;
         int integrated = 0;
+        GR_NO_CANCEL;
 
         if (dev < 0 || dev >= GR_DEVICES_MAX)
                 return NULL;

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "base/log.h"
+#include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "reclaim/trim.h"
@@ -545,14 +546,12 @@ uint64_t gr_neighbour_sum(const char *uuid)
 void gr_neighbour_join(CUdevice dev)
 {
         struct member *member;
-        int cancel;
+        GR_NO_CANCEL;
 
         assert(dev >= 0 && dev < GR_DEVICES_MAX);
         if (atomic_load(&members[dev].tried))
                 return;
         member = &members[dev];
-        /* Opening files is a cancellation point: a cancelled thread would end there with the lock held. */
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         gr_lock(&all_lock);
         if (!atomic_load(&member->tried)) {
                 uint64_t begin_ns = gr_platform_now_ns(), begin_thread_ns = gr_platform_thread_ns();
@@ -563,7 +562,6 @@ void gr_neighbour_join(CUdevice dev)
                        (gr_platform_now_ns() - begin_ns) / 1000, (gr_platform_thread_ns() - begin_thread_ns) / 1000);
         }
         gr_unlock(&all_lock);
-        pthread_setcancelstate(cancel, NULL);
 }
 
 uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes)

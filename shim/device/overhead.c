@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/no_cancel.h"
 #include "driver/nvml.h"
 #include "driver/operations.h"
 #include "driver/real.h"
@@ -104,6 +105,7 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
         struct look *look = &looks[device->ordinal];
         GR_KEEP_ERRNO;
         uint64_t bytes;
+        GR_NO_CANCEL;
 
         assert(device->ordinal >= 0 && device->ordinal < GR_DEVICES_MAX);
         gr_lock_rank_assert_free_from(GR_RANK_CONTEXTS);

@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "base/hash.h"
+#include "base/no_cancel.h"
 #include "driver/real.h"
 
 #define DRAIN_BYTES    4096
@@ -132,6 +133,7 @@ static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 {
         CUdeviceptr ptr;
         CUresult result;
+        GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* during the call others would spin on a bin's lock */
         assert(bytes > 0);
@@ -148,6 +150,7 @@ static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 static int driver_mem_free(uint64_t ptr)
 {
         CUresult result;
+        GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         assert(ptr != 0);
@@ -207,6 +210,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         CUresult result = CUDA_SUCCESS;
         CUstream stream;
         size_t done = 0;
+        GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         assert(count > 0);
@@ -279,6 +283,7 @@ static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
         CUdeviceptr ptr;
         CUdevice dev;
         CUresult result;
+        GR_NO_CANCEL;
 
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0);
         if (gr_real.cuDeviceGetCount(&devices) != CUDA_SUCCESS || !enter(context))
@@ -305,6 +310,8 @@ static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
 
 static void driver_mem_unreserve(uint64_t ptr, size_t bytes)
 {
+        GR_NO_CANCEL;
+
         assert(ptr != 0 && bytes % GR_PAGE_BYTES == 0);
         gr_real.cuMemAddressFree(ptr, bytes);
 }
@@ -434,17 +441,15 @@ GR_HELD(gr_mappings) static CUresult unmap(uint64_t ptr, size_t bytes, uint64_t 
 
 static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
 {
+        GR_NO_CANCEL;
         CUmemAllocationProp prop = mapped_prop(device);
         CUmemGenericAllocationHandle memory = *handle;
         CUresult result = CUDA_SUCCESS;
-        int cancel;
 
         (void)context;
         gr_lock_rank_assert_free_from(GR_RANK_MAPPINGS);
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
         callbacks->taking();
-        /* A thread that is cancelled must not end here: the lock would stay locked, and the caller's range in use. */
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         if (!*handle)
                 ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
         if (result == CUDA_SUCCESS) {
@@ -458,23 +463,20 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
                 *handle = memory;
                 callbacks->taken();
         }
-        pthread_setcancelstate(cancel, NULL);
         return to_errno_of_memory(result);
 }
 
 static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t handle)
 {
+        GR_NO_CANCEL;
         CUstreamCaptureMode mode = gr_operations_relax_captures();
         bool entered = context && enter(context);
         CUresult result;
-        int cancel;
 
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);                     /* as in driver_mem_map */
         gr_lock(&gr_mappings);
         result = unmap(ptr, bytes, handle);
         gr_unlock(&gr_mappings);
-        pthread_setcancelstate(cancel, NULL);
         if (entered)
                 leave();
         gr_operations_restore_captures(mode);
@@ -487,12 +489,11 @@ void gr_operations_use_device(int device)
         static _Atomic uint64_t served; /* a bit for each device that has access to all mapped memory */
         struct mapping *mapping, *tmp;
         bool all = true;
-        int cancel;
+        GR_NO_CANCEL;
 
         assert(device >= 0 && device < GR_DEVICES_MAX);
         if (atomic_load(&served) >> device & 1)
                 return;
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* as in driver_mem_map */
         gr_lock(&gr_mappings);
         atomic_fetch_or(&used_devices, UINT64_C(1) << device);
         if (!(atomic_load(&served) >> device & 1)) {
@@ -508,7 +509,6 @@ void gr_operations_use_device(int device)
                         atomic_fetch_or(&served, UINT64_C(1) << device);
         }
         gr_unlock(&gr_mappings);
-        pthread_setcancelstate(cancel, NULL);
 }
 
 GR_HELD(gr_mappings) CUresult gr_operations_export(uint64_t ptr, struct gr_piece *ret_piece, int *ret_fd)
@@ -532,6 +532,7 @@ static int driver_mem_info(void *context, uint64_t *ret_free_bytes, uint64_t *re
 {
         size_t free_bytes, total_bytes;
         CUresult result;
+        GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         if (!enter(context))
@@ -549,6 +550,7 @@ static int driver_event_create(void *context, void **ret_event)
 {
         CUevent event;
         CUresult result;
+        GR_NO_CANCEL;
 
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
@@ -561,12 +563,15 @@ static int driver_event_create(void *context, void **ret_event)
 
 static void driver_event_destroy(void *context, void *event)
 {
+        GR_NO_CANCEL;
+
         (void)context;
         gr_real.cuEventDestroy_v2(event);
 }
 
 static int driver_event_query(void *event)
 {
+        GR_NO_CANCEL;
         CUstreamCaptureMode mode = gr_operations_relax_captures();
         CUresult result = gr_real.cuEventQuery(event);
 
@@ -576,12 +581,16 @@ static int driver_event_query(void *event)
 
 static int driver_context_record(void *context, void *event)
 {
+        GR_NO_CANCEL;
+
         gr_lock_rank_assert_held(GR_RANK_GATE); /* or the record could destroy a capture that has just begun */
         return to_errno_or_busy(gr_real.cuCtxRecordEvent(context, event));
 }
 
 static int driver_context_wait(void *context, void *event)
 {
+        GR_NO_CANCEL;
+
         gr_lock_rank_assert_held(GR_RANK_GATE);
         return to_errno_or_busy(gr_real.cuCtxWaitEvent(context, event));
 }
@@ -590,6 +599,7 @@ static int driver_context_sync(void *context)
 {
         CUstreamCaptureMode mode;
         CUresult result;
+        GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         if (!enter(context))
@@ -610,6 +620,7 @@ static int driver_context_drain(void *context)
         CUstreamCaptureMode mode;
         CUresult result;
         void *page;
+        GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         if (!enter(context))
@@ -633,6 +644,7 @@ static int driver_host_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         CUdeviceptr ptr = 0;
         CUresult result;
         void *host;
+        GR_NO_CANCEL;
 
         (void)context;
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
@@ -656,6 +668,7 @@ static int driver_host_free(void *context, uint64_t ptr)
 {
         CUstreamCaptureMode mode;
         CUresult result;
+        GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         assert(ptr != 0);
@@ -686,15 +699,11 @@ static uint64_t driver_now_ns(void)
 static void driver_sleep_ns(uint64_t ns)
 {
         struct timespec pause = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-
-        int cancel;
+        GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* threads that spin on a bin's lock would wait too long */
         callbacks->going_on();
-        /* A thread that is cancelled must not end here: its locks would stay locked. */
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         nanosleep(&pause, NULL);
-        pthread_setcancelstate(cancel, NULL);
 }
 
 void gr_operations_init(const struct gr_operations_callbacks *who)

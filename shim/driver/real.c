@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "base/log.h"
+#include "base/no_cancel.h"
 #include "driver/dlsym.h"
 #include "system/environment.h"
 #include "system/platform.h"
@@ -137,6 +138,7 @@ bool gr_real_resolve(void)
         void *found[SYMBOLS];
         CUcontext context;
         sigset_t all, before;
+        GR_NO_CANCEL;
 
         if (state == GR_SHIM_UNRESOLVED && !find_symbols(found))
                 return false;

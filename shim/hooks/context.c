@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/no_cancel.h"
 #include "device/device.h"
 #include "device/overhead.h"
 #include "driver/operations.h"
@@ -158,6 +159,7 @@ static struct gr_context *look_up(CUcontext handle)
         CUstreamCaptureMode mode;
         CUcontext owner;
         CUdevice dev;
+        GR_NO_CANCEL;
 
         if (context)
                 return context;
@@ -381,6 +383,7 @@ static void primary_retained(CUdevice dev, CUcontext primary)
 GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev)
 {
         CUresult result;
+        GR_NO_CANCEL;
 
         if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
                 return GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
@@ -531,6 +534,7 @@ static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_
         GR_KEEP_ERRNO;
         struct release release;
         CUresult result;
+        GR_NO_CANCEL;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
@@ -609,6 +613,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
         CUstreamCaptureMode mode;
         CUcontext primary = NULL;
         CUresult result;
+        GR_NO_CANCEL;
 
         if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
                 return GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
@@ -650,6 +655,8 @@ GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx hand
 /* Cleans up after each primary context that the driver has ended meanwhile. */
 static void end_inactive(void)
 {
+        GR_NO_CANCEL;
+
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 CUcontext primary;
 
@@ -689,6 +696,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
         struct green *green;
         CUdevice dev = -1;
         CUresult result;
+        GR_NO_CANCEL;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuGreenCtxDestroy, handle);

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <pthread.h>
 
+#include "base/no_cancel.h"
 #include "driver/real.h"
 
 _Atomic uint64_t gr_graph_memory_trims = 1;
@@ -52,6 +53,7 @@ int gr_graph_memory_reserve(struct gr_device *device, uint64_t need_bytes, bool 
 {
         uint64_t idle;
         int rc;
+        GR_NO_CANCEL;
 
         gr_lock(&lock);
         settle(device, 0);
@@ -70,6 +72,8 @@ int gr_graph_memory_reserve(struct gr_device *device, uint64_t need_bytes, bool 
 
 void gr_graph_memory_settle(struct gr_device *device, uint64_t reserved_bytes)
 {
+        GR_NO_CANCEL;
+
         gr_lock(&lock);
         settle(device, reserved_bytes);
         gr_unlock(&lock);
@@ -78,6 +82,8 @@ void gr_graph_memory_settle(struct gr_device *device, uint64_t reserved_bytes)
 
 void gr_graph_memory_refresh(struct gr_device *device, bool trim)
 {
+        GR_NO_CANCEL;
+
         gr_lock(&lock);
         if (trim && gr_real.cuDeviceGraphMemTrim && gr_real.cuDeviceGraphMemTrim(device->ordinal) == CUDA_SUCCESS)
                 gr_graph_memory_trimmed();

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "system/messages.h"
@@ -365,16 +366,13 @@ bool gr_segment_export(CUdeviceptr base, const struct gr_block_info *info, CUipc
                                            .bytes = info->requested_bytes,
                                            .generation = info->generation};
         struct gr_segment_reply reply;
-        int cancel;
+        GR_NO_CANCEL;
 
         assert(info->live && info->split);
-        /* A thread that is cancelled must not end in here: its locks would stay locked. */
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         describe(&handle, &reply);
         handle.memory = reply.memory;
         if (reply.good)
                 handle.service = serving();
-        pthread_setcancelstate(cancel, NULL);
         if (!handle.service)
                 return false;
         memcpy(ret_handle, &handle, sizeof(*ret_handle));

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <utlist.h>
 
+#include "base/no_cancel.h"
 #include "device/device.h"
 #include "driver/operations.h"
 #include "driver/real.h"
@@ -322,7 +323,7 @@ CUresult gr_segment_import_open(CUcontext context, CUdevice dev, const CUipcMemH
         struct opening *opening;
         struct gr_segment_handle wanted;
         CUresult result;
-        int cancel;
+        GR_NO_CANCEL;
 
         assert(gr_segment_import_made(handle));
         memcpy(&wanted, handle, sizeof(wanted));
@@ -330,14 +331,12 @@ CUresult gr_segment_import_open(CUcontext context, CUdevice dev, const CUipcMemH
                 return CUDA_ERROR_INVALID_CONTEXT;
         if (!gr_driver.mem_reserve || !gr_real.cuIpcOpenMemHandle_v2)
                 return CUDA_ERROR_INVALID_VALUE;
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         opening = begin_opening(context, &wanted, &import, &result);
         if (opening) {
                 result = finish_opening(dev, opening);
                 if (result == CUDA_SUCCESS)
                         import = opening->import;
         }
-        pthread_setcancelstate(cancel, NULL);
         if (result == CUDA_SUCCESS)
                 *ret_ptr = import.base;
         return result;
@@ -393,11 +392,10 @@ int gr_segment_import_close(CUdeviceptr base, CUresult *ret_result)
 {
         struct opening *opening;
         bool last = false;
-        int cancel;
+        GR_NO_CANCEL;
 
         if (atomic_load_explicit(&opening_count, memory_order_relaxed) == 0)
                 return -ENOENT;
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         gr_lock(&table_lock);
         DL_FOREACH (openings, opening)
                 if (opening->state == OPEN && opening->import.base == base)
@@ -410,18 +408,16 @@ int gr_segment_import_close(CUdeviceptr base, CUresult *ret_result)
         gr_unlock(&table_lock);
         if (opening)
                 *ret_result = last ? finish_closing(opening) : CUDA_SUCCESS;
-        pthread_setcancelstate(cancel, NULL);
         return opening ? 0 : -ENOENT;
 }
 
 void gr_segment_import_end(CUcontext context)
 {
         struct opening *opening, *tmp, *ended = NULL;
-        int cancel;
+        GR_NO_CANCEL;
 
         if (atomic_load(&opening_count) == 0)
                 return;
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         gr_lock(&table_lock);
         DL_FOREACH_SAFE (openings, opening, tmp)
                 if (opening->import.context == context) {
@@ -437,5 +433,4 @@ void gr_segment_import_end(CUcontext context)
                         unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
                 free(opening);
         }
-        pthread_setcancelstate(cancel, NULL);
 }

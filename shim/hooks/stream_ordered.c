@@ -14,6 +14,7 @@
 #include <utlist.h>
 
 #include "base/hash.h"
+#include "base/no_cancel.h"
 #include "device/device.h"
 #include "device/neighbour.h"
 #include "driver/operations.h"
@@ -147,6 +148,7 @@ static void remember_default(struct gr_device *device)
         uint64_t threshold = atomic_load(&device->threshold_bytes);
         cuuint64_t before;
         CUmemoryPool handle;
+        GR_NO_CANCEL;
 
         if (atomic_load_explicit(&defaults_known, memory_order_acquire) & bit || !gr_real.cuDeviceGetDefaultMemPool ||
             !gr_real.cuMemPoolGetAttribute)
@@ -299,6 +301,7 @@ static int attempt(void *arg)
         struct request *request = arg;
         struct pool *pool;
         int rc;
+        GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_POOLS);
         if (!request->limited)
@@ -377,6 +380,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
         struct gr_device *device;
         struct pool *found;
         bool managed;
+        GR_NO_CANCEL;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
@@ -440,6 +444,7 @@ static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocati
         GR_KEEP_ERRNO;
         enum gr_memory_kind kind;
         struct gr_device *device = place_of(location, type, &kind);
+        GR_NO_CANCEL;
 
         if (device) {
                 if (kind == GR_MEMORY_STREAM_ORDERED)
@@ -541,6 +546,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
         uint64_t used_bytes;
         struct pool *pool;
         CUresult result;
+        GR_NO_CANCEL;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemPoolDestroy, handle);
@@ -603,6 +609,7 @@ static uint64_t orphan_of(CUdeviceptr ptr, int *ret_device)
 {
         CUmemoryPool handle;
         uint64_t bytes;
+        GR_NO_CANCEL;
 
         if (atomic_load_explicit(&orphan_devices, memory_order_relaxed) == 0 ||
             !is_pooled(ptr, &handle, ret_device, &bytes))
@@ -618,6 +625,7 @@ static uint64_t orphan_of(CUdeviceptr ptr, int *ret_device)
 static void orphan_freed(int device, uint64_t bytes)
 {
         uint64_t keep;
+        GR_NO_CANCEL;
 
         if (bytes == 0)
                 return;
@@ -678,6 +686,7 @@ CUresult gr_stream_ordered_free(CUdeviceptr ptr)
         struct pool *pool;
         CUresult result;
         int device = 0;
+        GR_NO_CANCEL;
 
         if (!atomic_load_explicit(&pools_seen, memory_order_relaxed) || !is_pooled(ptr, &handle, &device, &bytes))
                 return GR_REAL(cuMemFree_v2, ptr);
@@ -724,6 +733,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_byte
 {
         struct pool *pool;
         CUresult result;
+        GR_NO_CANCEL;
 
         gr_shim_ready();
         result = GR_REAL(cuMemPoolTrimTo, handle, keep_bytes);
@@ -753,6 +763,7 @@ GR_HELD(lock) static void settle_pools(struct gr_device *device, bool trim)
 static void refresh(struct gr_device *device, bool trim)
 {
         CUstreamCaptureMode mode = gr_operations_relax_captures();
+        GR_NO_CANCEL;
 
         gr_lock(&lock);
         settle_pools(device, trim);
@@ -776,6 +787,7 @@ void gr_stream_ordered_trim(struct gr_device *device)
 void gr_stream_ordered_trim_host(void)
 {
         CUstreamCaptureMode mode;
+        GR_NO_CANCEL;
 
         if (!atomic_load_explicit(&pools_seen, memory_order_relaxed))
                 return;

@@ -10,10 +10,10 @@
  */
 #include <assert.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "base/no_cancel.h"
 #include "device/device.h"
 #include "driver/operations.h"
 #include "driver/real.h"
@@ -55,28 +55,6 @@ struct request {
 
 static struct memory *memories GR_GUARDED_BY(gr_mappings);
 static struct mapping *mappings GR_GUARDED_BY(gr_mappings);
-
-/*
- * Takes the lock, and hands back what unlock_mappings needs. Until then the thread cannot be cancelled: calls of the
- * driver may let it end, and the lock would stay locked.
- */
-static int lock_mappings(void) GR_LOCK_ATTRIBUTE(acquire_capability(gr_mappings));
-static void unlock_mappings(int cancel) GR_LOCK_ATTRIBUTE(release_capability(gr_mappings));
-
-static int lock_mappings(void)
-{
-        int cancel;
-
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-        gr_lock(&gr_mappings);
-        return cancel;
-}
-
-static void unlock_mappings(int cancel)
-{
-        gr_unlock(&gr_mappings);
-        pthread_setcancelstate(cancel, NULL);
-}
 
 static int create(void *arg)
 {
@@ -166,7 +144,8 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         struct gr_device *device = NULL;
         struct memory *memory, *stale;
         GR_KEEP_ERRNO;
-        int cancel, rc;
+        int rc;
+        GR_NO_CANCEL;
 
         if (!gr_shim_ready() || !handle || !prop || bytes == 0)
                 return GR_REAL(cuMemCreate, handle, bytes, prop, flags);
@@ -195,7 +174,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
                 return gr_result(rc);
         }
         *memory = (struct memory){.handle = request.handle, .device = device, .kind = kind, .bytes = bytes, .refs = 1};
-        cancel = lock_mappings();
+        gr_lock(&gr_mappings);
         stale = find_memory(memory->handle); /* released by a call that no hook has seen */
         if (stale) {
                 HASH_DEL(memories, stale);
@@ -210,7 +189,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
                 free(memory);
                 rc = -ENOMEM;
         }
-        unlock_mappings(cancel);
+        gr_unlock(&gr_mappings);
         return gr_result(rc);
 }
 
@@ -218,11 +197,11 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
 {
         struct memory *memory;
         CUresult result;
-        int cancel;
+        GR_NO_CANCEL;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemRelease, handle);
-        cancel = lock_mappings();
+        gr_lock(&gr_mappings);
         result = GR_REAL(cuMemRelease, handle);
         GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find_memory(handle) : NULL;
@@ -232,7 +211,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
                         HASH_DEL(memories, memory);
                 drop_if_unused(memory);
         }
-        unlock_mappings(cancel);
+        gr_unlock(&gr_mappings);
         return result;
 }
 
@@ -274,11 +253,11 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
 {
         struct memory *memory;
         CUresult result;
-        int cancel;
+        GR_NO_CANCEL;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
-        cancel = lock_mappings();
+        gr_lock(&gr_mappings);
         result = GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
         GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find_memory(handle) : NULL;
@@ -286,7 +265,7 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
                 gr_real.cuMemUnmap(base, bytes);
                 result = CUDA_ERROR_OUT_OF_MEMORY;
         }
-        unlock_mappings(cancel);
+        gr_unlock(&gr_mappings);
         return gr_real_given(result, &base);
 }
 
@@ -325,7 +304,7 @@ GR_HELD(gr_mappings) static void range_unmapped(CUdeviceptr base, size_t bytes)
 GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
 {
         CUresult result;
-        int cancel;
+        GR_NO_CANCEL;
 
         /*
          * Memory from cuMemAlloc cannot be unmapped, so blocks of this library's segments cannot either. For a range
@@ -335,12 +314,12 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
                 return CUDA_ERROR_INVALID_VALUE;
         if (!gr_shim_ready())
                 return GR_REAL(cuMemUnmap, base, bytes);
-        cancel = lock_mappings();
+        gr_lock(&gr_mappings);
         result = GR_REAL(cuMemUnmap, base, bytes);
         GR_KEEP_ERRNO;
         if (result == CUDA_SUCCESS)
                 range_unmapped(base, bytes);
-        unlock_mappings(cancel);
+        gr_unlock(&gr_mappings);
         return result;
 }
 
@@ -350,14 +329,14 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         CUmemGenericAllocationHandle retained;
         struct memory *memory;
         CUresult result;
-        int cancel;
+        GR_NO_CANCEL;
 
         /* Memory from cuMemAlloc has no handle, so ranges of this library's segments must not have one either. */
         if (gr_shim_ready() && is_of_segment(at))
                 return CUDA_ERROR_INVALID_VALUE;
         if (!gr_shim_ready() || !handle)
                 return GR_REAL(cuMemRetainAllocationHandle, handle, address);
-        cancel = lock_mappings();
+        gr_lock(&gr_mappings);
         result = GR_REAL(cuMemRetainAllocationHandle, &retained, address);
         GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find_memory(retained) : NULL;
@@ -379,7 +358,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         }
         if (result == CUDA_SUCCESS)
                 *handle = retained;
-        unlock_mappings(cancel);
+        gr_unlock(&gr_mappings);
         return result;
 }
 
@@ -418,7 +397,7 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
         struct memory *fresh;
         GR_KEEP_ERRNO;
         CUresult result;
-        int cancel;
+        GR_NO_CANCEL;
 
         gr_shim_ready();
         result = GR_REAL(cuMemImportFromShareableHandle, handle, os_handle, type);
@@ -426,10 +405,10 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
                 return result;
         gr_ipc_begin_sharing();
         fresh = imported(*handle, os_handle, type);
-        cancel = lock_mappings();
+        gr_lock(&gr_mappings);
         if (fresh && enter_table(fresh))
                 fresh = NULL;
-        unlock_mappings(cancel);
+        gr_unlock(&gr_mappings);
         free(fresh);
         return result;
 }
@@ -440,19 +419,19 @@ GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGe
         CUresult result = GR_REAL(cuMemExportToShareableHandle, shareable, handle, type, flags);
         struct memory *memory;
         bool own;
-        int cancel;
+        GR_NO_CANCEL;
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
         gr_ipc_begin_sharing();
         if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
                 return result;
-        cancel = lock_mappings();
+        gr_lock(&gr_mappings);
         memory = find_memory(handle);
         own = memory && memory->kind != GR_MEMORY_IMPORTED;
         if (own)
                 memory->exported = true;
-        unlock_mappings(cancel);
+        gr_unlock(&gr_mappings);
         if (own)
                 gr_ipc_mark(*(int *)shareable);
         return result;

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/no_cancel.h"
 #include "device/device.h"
 #include "device/neighbour.h"
 #include "device/overhead.h"
@@ -262,12 +263,11 @@ static void write_stats(void)
 /* Registered after the driver's own exit handlers, so it runs before them, while the driver still answers. */
 static void at_exit(void)
 {
-        int ready = GR_SHIM_READY, cancel;
+        int ready = GR_SHIM_READY;
+        GR_NO_CANCEL; /* or the process would not exit */
 
         if (getpid() != owner || !gr_shim_ready())
                 return;
-        /* A thread that is cancelled must not end below: the process would not exit. */
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         gr_worker_stop(BACKGROUND_STOP_NS);
         background_stop();
         gr_neighbour_leave();
@@ -276,22 +276,18 @@ static void at_exit(void)
         gr_trace_end();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
-        pthread_setcancelstate(cancel, NULL);
         atomic_compare_exchange_strong(&gr_shim_state, &ready, GR_SHIM_ENDING);
 }
 
 /* A context is in use: the first call opens the trace and registers what is to be done when the process exits. */
 static void note_use(void)
 {
-        int cancel;
+        GR_NO_CANCEL; /* no other thread would do the rest */
 
         if (!atomic_exchange(&in_use, true)) {
-                /* A thread that is cancelled must not end while it opens the trace: no thread would do the rest. */
-                pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
                 owner = getpid();
                 gr_trace_init();
                 atexit(at_exit);
-                pthread_setcancelstate(cancel, NULL);
         }
 }
 

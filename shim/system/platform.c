@@ -1,4 +1,5 @@
 #include "system/platform.h"
+#include "base/no_cancel.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -27,16 +28,14 @@ static int read_stat(const char *path, struct process_stat *ret)
 {
         char text[1024], *field, *rest;
         ssize_t length = -1;
-        int fd, cancel;
+        int fd;
+        GR_NO_CANCEL;
 
-        /* Callers may hold locks: a thread that is cancelled must not end here. */
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         fd = open(path, O_RDONLY | O_CLOEXEC);
         if (fd >= 0) {
                 length = read(fd, text, sizeof(text) - 1);
                 close(fd);
         }
-        pthread_setcancelstate(cancel, NULL);
         if (fd < 0)
                 return -errno;
         if (length <= 0)

@@ -1,6 +1,6 @@
 /*
- * Threads that are told to end by pthread_cancel: in the midst of their calls, in the first one, in one for mapped
- * memory, and in exit.
+ * Threads that are told to end by pthread_cancel: in the midst of their calls, in the first one, in one of each kind,
+ * and in exit.
  */
 #include "process.h"
 
@@ -107,38 +107,145 @@ static CUresult unmap(void)
         return cuMemUnmap(mapped.base, MAPPED_BYTES);
 }
 
-/* In their order; each undoes one before it, or is undone. */
-static CUresult (*const mapped_calls[])(void) = {map, retain, release_again, unmap};
-#define MAPPED_CALLS (sizeof(mapped_calls) / sizeof(*mapped_calls))
+#define BLOCK_BYTES ((size_t)5 << 20)
+
+static CUdeviceptr block;
+static void *pinned;
+static CUmemoryPool pool;
+
+static CUresult alloc(void)
+{
+        return cuMemAlloc(&block, BLOCK_BYTES);
+}
+
+static CUresult release(void)
+{
+        return cuMemFree(block);
+}
+
+/* Climbs the ladder. */
+static CUresult alloc_too_much(void)
+{
+        CUdeviceptr large;
+
+        return cuMemAlloc(&large, (size_t)1 << 50) == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
+
+static CUresult alloc_pinned(void)
+{
+        return cuMemAllocHost(&pinned, BLOCK_BYTES);
+}
+
+static CUresult release_pinned(void)
+{
+        return cuMemFreeHost(pinned);
+}
+
+static CUresult ask_free(void)
+{
+        size_t free_bytes, total_bytes;
+
+        return cuMemGetInfo(&free_bytes, &total_bytes);
+}
+
+static CUresult retain_primary(void)
+{
+        CUcontext context;
+
+        return cuDevicePrimaryCtxRetain(&context, 0);
+}
+
+static CUresult release_primary(void)
+{
+        return cuDevicePrimaryCtxRelease(0);
+}
+
+static CUresult make_pool(void)
+{
+        CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+
+        return cuMemPoolCreate(&pool, &props);
+}
+
+static CUresult alloc_in_order(void)
+{
+        return cuMemAllocFromPoolAsync(&block, BLOCK_BYTES, pool, NULL);
+}
+
+static CUresult release_in_order(void)
+{
+        return cuMemFreeAsync(block, NULL);
+}
+
+static CUresult end_pool(void)
+{
+        return cuMemPoolDestroy(pool);
+}
+
+static CUresult trim_graphs(void)
+{
+        return cuDeviceGraphMemTrim(0);
+}
+
+/* In their order; each undoes one before it, or is undone. Allocations come twice: behind a free, and without one. */
+static CUresult (*const calls[])(void) = {
+        map,
+        retain,
+        release_again,
+        unmap,
+        alloc,
+        release,
+        alloc,
+        release,
+        alloc,
+        release,
+        alloc_too_much,
+        alloc_pinned,
+        release_pinned,
+        alloc_pinned,
+        release_pinned,
+        ask_free,
+        retain_primary,
+        release_primary,
+        make_pool,
+        alloc_in_order,
+        release_in_order,
+        end_pool,
+        trim_graphs,
+};
+#define CALLS (sizeof(calls) / sizeof(*calls))
 
 static _Atomic bool call_worked;
 
-static void *cancelled_mapped(void *arg)
+static void *cancelled_call(void *arg)
 {
+        GR_MUST(cuCtxSetCurrent(current_context));
         pthread_cancel(pthread_self());
-        call_worked = mapped_calls[*(size_t *)arg]() == CUDA_SUCCESS;
+        call_worked = calls[*(size_t *)arg]() == CUDA_SUCCESS;
         pthread_testcancel();
         return NULL;
 }
 
 /* Each in a thread that has been told to end; what that one did not do is done here, and needs the same lock. */
-int cancel_mapped(void)
+int cancel_calls(void)
 {
         open_device();
+        GR_MUST(cuCtxGetCurrent(&current_context));
         GR_MUST(cuMemAddressReserve(&mapped.base, MAPPED_BYTES, 0, 0, 0));
         GR_MUST(cuMemCreate(&mapped.handle, MAPPED_BYTES, &mapped.prop, 0));
-        for (size_t i = 0; i < MAPPED_CALLS; i++) {
+        for (size_t i = 0; i < CALLS; i++) {
                 pthread_t thread;
 
                 call_worked = false;
-                GR_MUST(pthread_create(&thread, NULL, cancelled_mapped, &i));
+                GR_MUST(pthread_create(&thread, NULL, cancelled_call, &i));
                 GR_MUST(pthread_join(thread, NULL));
                 if (!call_worked)
-                        GR_MUST(mapped_calls[i]());
+                        GR_MUST(calls[i]());
         }
         GR_MUST(cuMemRelease(mapped.handle));
         work();
-        printf("mapped and unmapped, then worked\n");
+        printf("called all, then worked\n");
         return 0;
 }
 
