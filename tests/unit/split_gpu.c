@@ -30,6 +30,17 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         sg_before[SG_MEM_RELEASE] = update_peak;
 }
 
+void gpu_begin_auto(void)
+{
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        atomic_store(&gpu_device()->peak_live_bytes, 4096 * MIB);
+}
+
+struct gr_fastbins *gpu_own_fastbins(void)
+{
+        return &gr_arena_own(context)->fastbins;
+}
+
 void gpu_end(void)
 {
         gr_core_destroy(&core);

@@ -29,6 +29,11 @@ extern bool gpu_mapping;
 void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse);
 void gpu_end(void);
 
+/* GR_POOL_AUTO in a process that once had 4 GiB live: 16 MiB may lie in the fastbins of one arena. */
+void gpu_begin_auto(void);
+/* The fastbins of the calling thread's arena. */
+struct gr_fastbins *gpu_own_fastbins(void);
+
 /* Checks that each page that the driver gave is charged, and that nothing is left after the last trim. */
 void gpu_settle(void);
 
