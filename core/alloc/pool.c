@@ -269,17 +269,32 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
         return 0;
 }
 
+/* Whether the cache holds more than it may, after a block was put into arena, which may be NULL. */
+static bool holds_too_much(struct gr_device *device, struct gr_arena *arena)
+{
+        return gr_budget_grown(device, arena ? &arena->cached : NULL) ||
+               (arena && gr_budget_grown(device, &arena->fastbins.cached));
+}
+
 bool gr_pool_holds_too_much(struct gr_context *context)
 {
-        struct gr_arena *arena = gr_arena_at(context, gr_shard());
-
-        return gr_budget_grown(context->device, arena ? &arena->cached : NULL);
+        return holds_too_much(context->device, gr_arena_at(context, gr_shard()));
 }
 
 static void wake_if_needed(struct gr_context *context)
 {
         if (gr_pool_wants_wake(context) && context->core->wake)
                 context->core->wake(context->core);
+}
+
+/* As gr_pool_freed, where the block went into the arena of another thread. */
+static void freed_elsewhere(struct gr_arena *arena, bool should_close)
+{
+        struct gr_context *context = arena->context;
+
+        if (!gr_budget_is_free(context->device) && holds_too_much(context->device, arena) && context->core->wake)
+                context->core->wake(context->core);
+        gr_pool_freed(context, should_close);
 }
 
 /*
@@ -357,12 +372,18 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
 {
         struct gr_context *context;
         struct gr_fence *fence;
+        struct gr_arena *home;
         struct gr_block *block;
         bool should_close = false;
         int rc;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         block = gr_arena_claim(core, ptr);
+        home = block ? NULL : gr_arena_free_at_home(core, ptr, &should_close);
+        if (home) {
+                freed_elsewhere(home, should_close);
+                return 0;
+        }
         rc = block ? 0 : gr_block_claim(core, ptr, &block);
         if (rc == -ENOENT && gr_split_find(core, ptr, &(struct gr_split_place){0}) == 0)
                 return -EALREADY; /* inside a segment, which the driver must not be asked to free */

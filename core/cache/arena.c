@@ -395,12 +395,10 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
         return true;
 }
 
-/* As gr_arena_free, for a range. */
-GR_HOT_CODE static __attribute__((noinline)) struct gr_context *take_back_split(struct gr_core *core, uint64_t ptr,
-                                                                                bool *ret_should_close)
+/* As gr_arena_free, for a range that arena, which may be NULL, remembers. */
+GR_HOT_CODE static __attribute__((noinline)) struct gr_context *
+take_back_split(struct gr_core *core, struct gr_arena *arena, uint64_t ptr, bool *ret_should_close)
 {
-        struct gr_arena *arena = gr_thread.hit_arena;
-
         if (core->config.pool != GR_POOL_AUTO || core->config.reuse == GR_REUSE_SYNC || !arena ||
             !gr_pool_kind_is_split(arena->context))
                 return NULL;
@@ -412,12 +410,23 @@ GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr,
         struct gr_arena *arena = gr_thread.hit_arena;
 
         if (__builtin_expect(gr_pool_kind_in_expandable(core, ptr), 0))
-                return take_back_split(core, ptr, ret_should_close);
+                return take_back_split(core, arena, ptr, ret_should_close);
         if (__builtin_expect(core->config.reuse == GR_REUSE_SYNC || !arena, 0))
                 return NULL;
         if (__builtin_expect(take_back(arena, ptr, 0, ret_should_close), 1))
                 return arena->context;
-        return take_back_split(core, ptr, ret_should_close);
+        return take_back_split(core, arena, ptr, ret_should_close);
+}
+
+GR_HOT_CODE struct gr_arena *gr_arena_free_at_home(struct gr_core *core, uint64_t ptr, bool *ret_should_close)
+{
+        struct gr_arena *home = gr_ledger_home(core->ledger, ptr);
+
+        if (!home)
+                return NULL;
+        if (core->config.reuse != GR_REUSE_SYNC && take_back(home, ptr, 0, ret_should_close))
+                return home;
+        return take_back_split(core, home, ptr, ret_should_close) ? home : NULL;
 }
 
 GR_HOT_CODE struct gr_block *gr_arena_claim(struct gr_core *core, uint64_t ptr)

@@ -1,12 +1,13 @@
 /*
- * An arena: the bins of one shard of a context. A thread puts the blocks that it frees into the bins of its own shard.
- * It looks for blocks there first, then in the other arenas. With pool kind auto an arena also has fastbins
- * (cache/fastbin.h); the blocks in them are ranges, which their segments count as in use.
+ * An arena: the bins of one shard of a context. A thread looks for blocks in the arena of its own shard first, then in
+ * the others. A freed block goes back into the arena that remembers it, whichever thread frees it, else into the arena
+ * of the thread that frees it. With pool kind auto an arena also has fastbins (cache/fastbin.h); the blocks in them are
+ * ranges, which their segments count as in use.
  *
  * A hit takes one lock, for a free as for an allocation: an arena remembers the blocks that it handed out recently, so
  * that their free needs no look-up in the ledger, and its lock guards all that a hit changes, counters included. The
  * state of a recent block names its home, the arena that remembers it (ledger.h). Code that takes the block from the
- * program in another way (a free by another thread, the end of a context) first makes that arena forget it.
+ * program in another way (a free by the driver, the end of a context) first makes that arena forget it.
  *
  *     bins[class]    oldest                  newest
  *                    [e 5] - [e 5] - [e 6] - [e 9]      e: the epoch in which the block was freed
@@ -155,6 +156,13 @@ bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes);
 
 /* The bytes in the fastbins of all arenas of the context. */
 uint64_t gr_arenas_fastbins(struct gr_context *context);
+
+/*
+ * As gr_arena_free, for a block that the arena of another thread remembers: it goes back there, where the next request
+ * of the thread that allocates finds it, and not into an arena from which nothing is asked. Returns that arena; NULL:
+ * there is none, and nothing has changed.
+ */
+struct gr_arena *gr_arena_free_at_home(struct gr_core *core, uint64_t ptr, bool *ret_should_close);
 
 /*
  * The fast path of a free, for the context in which the calling thread last allocated: takes back a block that the

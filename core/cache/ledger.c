@@ -225,22 +225,43 @@ GR_HOT_CODE enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct 
         return before;
 }
 
+/* The arena that a block's state names as its home; NULL: none. Ledger shard's lock held. */
+static struct gr_arena *home_of(const struct gr_block *block)
+{
+        uint16_t state = atomic_load(&block->state);
+        unsigned home = state >> GR_HOME_SHIFT;
+
+        assert(home <= GR_SHARDS && (home == 0 || (state & ((1u << GR_HOME_SHIFT) - 1)) == GR_BLOCK_LIVE));
+        return home > 0 ? atomic_load(&block->context->arenas[home - 1]) : NULL;
+}
+
+GR_HOT_CODE struct gr_arena *gr_ledger_home(struct gr_ledger *ledger, uint64_t ptr)
+{
+        uint64_t hash = gr_ledger_mix(ptr);
+        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_block *block;
+        struct gr_arena *home;
+
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        block = find_locked(shard, hash, ptr);
+        home = block ? home_of(block) : NULL;
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        return home;
+}
+
 GR_HOT_CODE int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block,
                                 struct gr_arena **ret_home)
 {
         uint64_t hash = gr_ledger_mix(ptr);
         struct gr_ledger_shard *shard = shard_of(ledger, hash);
         struct gr_block *block;
-        uint16_t state;
         int rc = 0;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         block = find_locked(shard, hash, ptr);
         if (!block) {
                 rc = -ENOENT;
-        } else if ((state = atomic_load(&block->state)) >> GR_HOME_SHIFT != 0) {
-                assert(state >> GR_HOME_SHIFT <= GR_SHARDS && (state & ((1u << GR_HOME_SHIFT) - 1)) == GR_BLOCK_LIVE);
-                *ret_home = atomic_load(&block->context->arenas[(state >> GR_HOME_SHIFT) - 1u]);
+        } else if ((*ret_home = home_of(block))) {
                 rc = -EBUSY;
         } else if (!atomic_compare_exchange_strong(&block->state, &(uint16_t){GR_BLOCK_LIVE}, GR_BLOCK_CACHED)) {
                 rc = -EALREADY;

@@ -207,6 +207,9 @@ int gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr, struct gr_context *
  */
 bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block);
 
+/* The home of the block at ptr; NULL: it has none, or there is no block. May change at once. */
+struct gr_arena *gr_ledger_home(struct gr_ledger *ledger, uint64_t ptr);
+
 /* Takes block out and makes it GONE; its owner stays the same. Returns its state before; GONE: it was out already. */
 enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *block);
 

@@ -185,18 +185,21 @@ static void *give_elsewhere(void *ptr)
         GR_CHECK(arena != context->first_arena);
         own = gpu_take(4 * MIB);
         gpu_give(*(uint64_t *)ptr, 3 * MIB);
-        GR_CHECK_EQ(arena->fastbins.frees, 0); /* the slow path: another arena remembers it */
+        GR_CHECK_EQ(arena->fastbins.frees, 0); /* it went back to where it was handed out */
         gpu_give(own, 4 * MIB);
         GR_CHECK_EQ(arena->fastbins.frees, 1);
-        GR_CHECK_EQ(arena->fastbins.count, 2);
-        GR_CHECK_EQ(arena->fastbins.cached.bytes, 7 * MIB);
+        GR_CHECK_EQ(arena->fastbins.count, 1);
+        GR_CHECK_EQ(arena->fastbins.cached.bytes, 4 * MIB);
         return NULL;
 }
 
-/* What a thread frees waits in its own arena; another thread is served from there by merging. */
+/*
+ * What a thread frees goes back to the arena that handed it out, where that thread finds it; a third one is served from
+ * there by merging.
+ */
 static void test_threads(void)
 {
-        uint64_t a, b, small, hits, frees;
+        uint64_t a, b, other, small, hits, frees;
         bool much = false;
         pthread_t thread;
 
@@ -208,11 +211,18 @@ static void test_threads(void)
         GR_CHECK_EQ(pthread_create(&thread, NULL, give_elsewhere, &a), 0);
         pthread_join(thread, NULL);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 7 * MIB);
-        GR_CHECK_EQ(gpu_own_fastbins()->count, 0);
+        GR_CHECK_EQ(gpu_own_fastbins()->count, 1);
+        GR_CHECK_EQ(gpu_own_fastbins()->frees, 1);
+        GR_CHECK_EQ(gr_arena_alloc(context, 3 * MIB), 0); /* not usable yet */
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
-        GR_CHECK_EQ(gr_arena_alloc(context, 3 * MIB), 0);
+        GR_CHECK_EQ(gr_arena_alloc(context, 4 * MIB), 0); /* in the other arena */
         GR_CHECK_EQ(gpu_take(3 * MIB), a);
+        GR_CHECK_EQ(gpu_own_fastbins()->hits, 1);
+        other = gpu_take(4 * MIB);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
+        gpu_give(other, 4 * MIB);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
+        gr_split_trim_settle(context);
         hits = gpu_own_fastbins()->hits;
         frees = gpu_own_fastbins()->frees;
         gpu_give(a, 3 * MIB); /* handed out the slow path, and yet */
