@@ -75,11 +75,12 @@ static void tear_down(CUcontext ctx)
         sim_node_put(all);
         sim_pool_synchronized(ctx, 0);
         ctx->ending = false;
+        /* While the context is in the list: a capture that ends with its stream looks there for its other streams. */
+        while (ctx->streams)
+                sim_stream_retire(ctx->streams);
         while (*at != ctx)
                 at = &(*at)->next;
         *at = ctx->next;
-        while (ctx->streams)
-                sim_stream_retire(ctx->streams);
         ctx->legacy = NULL;
         sim_node_replace(&ctx->barrier, NULL);
         sim_node_replace(&ctx->orphans[0], NULL);
