@@ -22,9 +22,14 @@ void sim_lock(void)
         pthread_mutex_lock(&lock);
 }
 
+/* Destructors of user objects run here, as they may wait for a thread that is about to call the driver. */
 void sim_unlock(void)
 {
+        CUuserObject doomed = sim_objects_doomed();
+
         pthread_mutex_unlock(&lock);
+        if (doomed)
+                sim_objects_end(doomed);
 }
 
 uint64_t sim_now_ns(void)

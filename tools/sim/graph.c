@@ -132,8 +132,14 @@ CUgraph sim_graph_new(void)
         return graph;
 }
 
+bool sim_is_graph(CUgraph graph)
+{
+        return graph && graph->magic == MAGIC_GRAPH;
+}
+
 void sim_graph_free(CUgraph graph)
 {
+        sim_holds_drop(&graph->holds);
         for (size_t i = 0; i < graph->count; i++) {
                 if (graph->nodes[i]->child)
                         sim_graph_free(graph->nodes[i]->child);
@@ -176,6 +182,8 @@ CUgraphNode sim_graph_add_graph(CUgraph graph, CUgraph child, const struct sim_f
         CUgraphNode root = sim_graph_add(graph, &join, after), node = root;
 
         ret_all->index = malloc((child->count + 1) * sizeof *ret_all->index);
+        if (!sim_holds_add(&graph->holds, &child->holds))
+                return NULL;
         for (size_t i = 0; node && i < child->count; i++) {
                 CUgraphNode from = child->nodes[i];
                 struct sim_frontier at_root = {&root->index, 1}, moved = {calloc(from->n_after + 1, sizeof(size_t)), 0};
@@ -217,6 +225,7 @@ bool sim_graph_joined(CUgraph graph, const struct sim_frontier *frontier)
 static CUresult launch(CUgraphExec exec, CUstream stream)
 {
         CUgraph graph = exec->graph;
+        struct sim_op ending = {.kind = SIM_OP_GRAPH_END};
         struct sim_node **nodes, *start, *end;
 
         if (stream->capture)
@@ -230,12 +239,15 @@ static CUresult launch(CUgraphExec exec, CUstream stream)
                         return rc;
         }
         nodes = calloc(graph->count + 1, sizeof *nodes);
-        if (!nodes)
+        if (!nodes || !sim_holds_add(&ending.u.holds, &graph->holds)) {
+                sim_holds_drop(&ending.u.holds);
+                free(nodes);
                 return CUDA_ERROR_OUT_OF_MEMORY;
+        }
         start = sim_stream_node(stream, NULL);
         sim_node_after(start, exec->last);
         sim_node_start(start);
-        end = sim_node_new(NULL);
+        end = sim_node_new(ending.u.holds.count ? &ending : NULL);
         sim_node_after(end, start);
         for (size_t i = 0; i < graph->count; i++) {
                 nodes[i] = sim_node_new(&graph->nodes[i]->op);
@@ -273,7 +285,7 @@ SIM_API cuGraphDestroy(CUgraph graph)
 
         SIM_ENTER(cuGraphDestroy);
         sim_lock();
-        if (graph && graph->magic == MAGIC_GRAPH)
+        if (sim_is_graph(graph))
                 sim_graph_free(graph);
         else
                 rc = CUDA_ERROR_INVALID_VALUE;
@@ -290,7 +302,7 @@ SIM_API cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
         if (!count)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
-        if (!graph || graph->magic != MAGIC_GRAPH) {
+        if (!sim_is_graph(graph)) {
                 rc = CUDA_ERROR_INVALID_VALUE;
         } else if (!nodes) {
                 *count = graph->count;
@@ -316,7 +328,7 @@ SIM_API cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CU
         if (!count || !from != !to || (data && !from))
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
-        if (!graph || graph->magic != MAGIC_GRAPH)
+        if (!sim_is_graph(graph))
                 rc = CUDA_ERROR_INVALID_VALUE;
         for (size_t i = 0; rc == CUDA_SUCCESS && i < graph->count; i++) {
                 const struct CUgraphNode_st *node = graph->nodes[i];
@@ -392,7 +404,7 @@ static CUresult instantiate(CUgraphExec *ret_exec, CUgraph graph, unsigned long 
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
         rc = sim_capture_unsafe();
-        if (rc == CUDA_SUCCESS && (!graph || graph->magic != MAGIC_GRAPH))
+        if (rc == CUDA_SUCCESS && (!sim_is_graph(graph)))
                 rc = CUDA_ERROR_INVALID_VALUE;
         if (rc != CUDA_SUCCESS)
                 goto out;
@@ -543,7 +555,7 @@ static CUresult add_node(CUgraphNode *ret_node, CUgraph graph, const CUgraphNode
         CUresult rc = given.index ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 
         sim_lock();
-        if (!graph || graph->magic != MAGIC_GRAPH)
+        if (!sim_is_graph(graph))
                 rc = CUDA_ERROR_INVALID_VALUE;
         for (size_t i = 0; rc == CUDA_SUCCESS && i < n_after; i++) {
                 if (after[i] && after[i]->graph == graph)
@@ -604,7 +616,7 @@ SIM_API cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const 
         if (count && (!from || !to))
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
-        if (!graph || graph->magic != MAGIC_GRAPH)
+        if (!sim_is_graph(graph))
                 rc = CUDA_ERROR_INVALID_VALUE;
         for (; rc == CUDA_SUCCESS && added < count; added++) {
                 CUgraphNode end = to[added];

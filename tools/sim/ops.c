@@ -20,6 +20,7 @@ const char *sim_op_name(const struct sim_op *op)
         case SIM_OP_JOIN:
         case SIM_OP_GRAPH_ALLOC:
         case SIM_OP_GRAPH_FREE:
+        case SIM_OP_GRAPH_END:
         case SIM_OP_HOST:
         case SIM_OP_CALLBACK:
         case SIM_OP_FREE:
@@ -92,6 +93,7 @@ static void run_host(const struct sim_op *op)
 void sim_op_run(const struct sim_op *op)
 {
         struct sim_access access = {op, false};
+        struct sim_holds holds;
 
         switch (op->kind) {
         case SIM_OP_GRAPH_ALLOC:
@@ -116,6 +118,13 @@ void sim_op_run(const struct sim_op *op)
         case SIM_OP_HOST:
         case SIM_OP_CALLBACK:
                 run_host(op);
+                break;
+        case SIM_OP_GRAPH_END:
+                /* Before the node is done: who waits for the launch finds the objects gone. */
+                sim_lock();
+                holds = op->u.holds;
+                sim_holds_drop(&holds);
+                sim_unlock();
                 break;
         case SIM_OP_FREE:
                 /* With the lock held: a thread that has it may look at any allocation. */

@@ -171,3 +171,29 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 {
         RT(cuGraphExecDestroy(exec));
 }
+
+cudaError_t cudaUserObjectCreate(cudaUserObject_t *object, void *ptr, cudaHostFn_t destroy, unsigned refs,
+                                 unsigned flags)
+{
+        RT(cuUserObjectCreate(object, ptr, destroy, refs, flags));
+}
+
+cudaError_t cudaUserObjectRetain(cudaUserObject_t object, unsigned count)
+{
+        RT(cuUserObjectRetain(object, count));
+}
+
+cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned count)
+{
+        RT(cuUserObjectRelease(object, count));
+}
+
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned count, unsigned flags)
+{
+        RT(cuGraphRetainUserObject(graph, object, count, flags));
+}
+
+cudaError_t cudaGraphReleaseUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned count)
+{
+        RT(cuGraphReleaseUserObject(graph, object, count));
+}

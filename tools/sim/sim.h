@@ -130,11 +130,22 @@ enum sim_op_kind {
         SIM_OP_FREE,
         SIM_OP_GRAPH_ALLOC, /* runs nothing: the memory of a graph is counted at its launch */
         SIM_OP_GRAPH_FREE,
+        SIM_OP_GRAPH_END, /* of a launch that keeps user objects */
 };
 
 struct sim_alloc;
 struct sim_kernel;
 #define SIM_KERNEL_ARGS 5
+
+/* References of user objects, as graphs own them. Guarded by sim_lock(). */
+struct sim_hold {
+        CUuserObject object;
+        size_t count;
+};
+struct sim_holds {
+        struct sim_hold *hold;
+        size_t count;
+};
 
 /* One piece of work, by value, so that a graph can run it again. */
 struct sim_op {
@@ -176,6 +187,7 @@ struct sim_op {
                         size_t bytes;
                         int device;
                 } memory;
+                struct sim_holds holds; /* GRAPH_END */
         } u;
 };
 
@@ -463,7 +475,17 @@ void sim_frontier_clear(struct sim_frontier *frontier);
 
 CUresult sim_capture_memory(CUstream stream, struct sim_op *op);
 
-/* graph.c */
+/* ---- userobject.c ---- */
+
+/* Copies from's references into holds. False when out of host memory; then some may have been copied. Lock held. */
+bool sim_holds_add(struct sim_holds *holds, const struct sim_holds *from);
+void sim_holds_drop(struct sim_holds *holds); /* lock held */
+/* The objects without references, not to be named again; with the lock held. Their destructors: without it. */
+CUuserObject sim_objects_doomed(void);
+void sim_objects_end(CUuserObject all);
+
+/* ---- graph.c ---- */
+
 struct CUgraphNode_st {
         CUgraph graph;
         size_t index;   /* in the graph's list of nodes, which is sorted by dependencies */
@@ -477,14 +499,16 @@ struct CUgraph_st {
         uint32_t magic;
         CUgraphNode *nodes;
         size_t count;
+        struct sim_holds holds;
 };
 CUgraph sim_graph_new(void);
+bool sim_is_graph(CUgraph graph); /* lock held */
 /* Appends; takes over op and copies the frontier. NULL when out of host memory. */
 CUgraphNode sim_graph_add(CUgraph graph, const struct sim_op *op, const struct sim_frontier *after);
 void sim_graph_free(CUgraph graph);
 /*
  * Appends all of child behind `after`. Returns the last node added, NULL when out of host memory; ret_all, the caller's
- * to clear, names the nodes that came from child.
+ * to clear, names the nodes that came from child. The graph gets references of child's user objects, too.
  */
 CUgraphNode sim_graph_add_graph(CUgraph graph, CUgraph child, const struct sim_frontier *after,
                                 struct sim_frontier *ret_all);
