@@ -39,6 +39,7 @@ void gr_core_init(struct gr_core *core, struct gr_parts *parts, const struct gr_
         gr_gate_init(&core->gate);
         gr_reclaimables_init(core->registry);
         gr_lock_init(&core->contexts_lock, GR_RANK_CONTEXTS);
+        gr_lock_init(&core->holds_lock, GR_RANK_GRAPH_HOLDS);
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 gr_budget_init(&core->devices[i], i);
         gr_budget_init(core->host, -1);
@@ -95,6 +96,7 @@ void gr_core_destroy(struct gr_core *core)
                 gr_budget_destroy(&core->devices[i]);
         gr_budget_destroy(core->host);
         gr_pinned_destroy(core);
+        gr_graph_holds_destroy(core);
         gr_ledger_destroy(core->ledger);
         gr_accounted_destroy(core->accounted);
         gr_gate_destroy(&core->gate);
@@ -255,6 +257,7 @@ void gr_core_context_drop(struct gr_context *context)
         gr_split_drop(context);
         gr_ledger_drop_context(core->ledger, context, gr_block_drop);
         gr_arenas_drop(context);
+        gr_graph_holds_drop(context);
         gr_blocks_drop_leaving(context);
         gr_arenas_resume(context);
         gr_spill_drop(context);

@@ -22,6 +22,7 @@
 #include "base/shard.h"
 #include "base/size_class.h"
 #include "cache/arena.h"
+#include "cache/graph_hold.h"
 #include "cache/ledger.h"
 #include "cache/pool_kind.h"
 #include "cache/preallocate.h"

@@ -9,6 +9,7 @@
 #include "alloc/ladder.h"
 #include "cache/arena.h"
 #include "cache/block.h"
+#include "cache/graph_hold.h"
 #include "cache/pool_kind.h"
 #include "cache/preallocate.h"
 #include "fence/fence.h"
@@ -182,6 +183,8 @@ static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *a
         struct gr_block *block;
 
         assert(bytes > 0);
+        if (__builtin_expect(gr_graph_holds_are_over(context->core), 0))
+                gr_pool_collect(context->core);
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         if (bytes > GR_BLOCK_MAX_BYTES)
                 return -E2BIG;
@@ -368,12 +371,34 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         return 0;
 }
 
+/* The rest of gr_pool_free for a block that was claimed, so that this thread alone has it, and is not parked. */
+GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block, const struct order *order)
+{
+        struct gr_context *context = block->context;
+        struct gr_fence *fence = context->fence;
+        bool should_close = false;
+        int rc;
+
+        if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
+                return free_host(core, block);
+        if (block->flags & GR_BLOCK_SPLIT)
+                return free_split(core, block, order->give_back);
+        if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE || gr_fence_is_broken(fence) ||
+            gr_fence_overflow(fence) || bypassed(core))
+                return free_by_driver(core, block, order);
+
+        rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context->fence) : -EBUSY;
+        if (rc && rc != -EBUSY)
+                return free_by_driver(core, block, order);
+        gr_arena_put(context, block, rc == 0, &should_close);
+        gr_pool_freed(context, should_close);
+        return 0;
+}
+
 GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struct order *order)
 {
-        struct gr_context *context;
-        struct gr_fence *fence;
-        struct gr_arena *home;
         struct gr_block *block;
+        struct gr_arena *home;
         bool should_close = false;
         int rc;
 
@@ -390,22 +415,33 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
         if (rc)
                 return rc;
         assert(block->ptr == ptr && !gr_block_is_live(block)); /* claimed: this thread alone has it */
-        context = block->context;
-        fence = context->fence;
-        if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
-                return free_host(core, block);
-        if (block->flags & GR_BLOCK_SPLIT)
-                return free_split(core, block, order->give_back);
-        if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE || gr_fence_is_broken(fence) ||
-            gr_fence_overflow(fence) || bypassed(core))
-                return free_by_driver(core, block, order);
+        if (__builtin_expect(block->hold != 0, 0) && gr_graph_hold_park(core, block))
+                return 0;
+        return free_claimed(core, block, order);
+}
 
-        rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context->fence) : -EBUSY;
-        if (rc && rc != -EBUSY)
-                return free_by_driver(core, block, order);
-        gr_arena_put(context, block, rc == 0, &should_close);
-        gr_pool_freed(context, should_close);
-        return 0;
+void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
+{
+        struct gr_block *block;
+
+        if (gr_block_claim(hold->core, ptr, &block))
+                return; /* its context has ended */
+        block->hold = hold->number;
+        if (!gr_ledger_hand_out(block, atomic_load(&block->requested_bytes)))
+                gr_block_drop(block);
+}
+
+void gr_pool_collect(struct gr_core *core)
+{
+        struct gr_block *block, *next;
+
+        for (block = gr_graph_holds_collect(core); block; block = next) {
+                next = block->next;
+                if (gr_block_state(block) == GR_BLOCK_GONE)
+                        gr_block_drop(block);
+                else
+                        free_claimed(core, block, &(struct order){0});
+        }
 }
 
 GR_HOT_CODE int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)

@@ -87,6 +87,18 @@ static inline bool gr_pool_wants_wake(struct gr_context *context)
  */
 void gr_pool_given(struct gr_core *core, uint64_t ptr);
 
+struct gr_graph_hold;
+
+/*
+ * The live block at ptr, which the program does not know yet, belongs to hold, of which the caller is a user: freed, it
+ * is parked as long as hold has users (cache/graph_hold.h). The block then has no home, so that its free is slow. No lock of
+ * core/ is held.
+ */
+void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr);
+
+/* Frees what was parked for holds that have no users any more. Allocations do so, too. No lock of core/ is held. */
+void gr_pool_collect(struct gr_core *core);
+
 /*
  * The bytes of the device's slabs that no block takes, if all blocks in slabs are cached, so that all could be returned
  * to the driver; else 0.

@@ -49,6 +49,7 @@ enum gr_rank {
         GR_RANK_PITCHES,       /* the pitches that the driver chose */
         GR_RANK_GATE,          /* captures against fences; held across record and wait */
         GR_RANK_CAPTURING,     /* streams that capture */
+        GR_RANK_GRAPH_HOLDS,   /* what graphs use */
         GR_RANK_FENCE,         /* one context's epochs; held across record, wait and query */
         GR_RANK_EVENTS,        /* one context's idle events */
         GR_RANK_SPILLED,       /* one context's freed blocks of host memory */

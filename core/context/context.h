@@ -29,6 +29,7 @@ struct gr_block;
 struct gr_decay;
 struct gr_device;
 struct gr_fence;
+struct gr_graph_hold;
 struct gr_ledger;
 struct gr_pinned;
 struct gr_proactive;
@@ -128,6 +129,12 @@ struct gr_core {
         _Atomic uint64_t waits_begun, waits_given;
         struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
         struct gr_context *contexts;
+
+        /* What graphs use (cache/graph_hold.h); holds_lock guards the list and the number of the newest. */
+        struct gr_lock holds_lock;
+        struct gr_graph_hold *holds;
+        unsigned holds_made;
+        _Atomic bool holds_over; /* one may have lost its last user */
 
         /* Called when the cache holds more than it may: gr_trim_excess must be called soon. May be NULL. */
         void (*wake)(struct gr_core *core);

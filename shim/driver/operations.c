@@ -89,6 +89,16 @@ void gr_operations_restore_captures(CUstreamCaptureMode mode)
                 gr_real.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
+bool gr_operations_allow_in_captures(CUstreamCaptureMode *ret_mode)
+{
+        bool open = atomic_load_explicit(&gr_core.gate.captures, memory_order_relaxed) > 0;
+
+        if (!open || gr_core.config.pool == GR_POOL_NONE)
+                return false;
+        *ret_mode = gr_operations_relax_captures();
+        return true;
+}
+
 /*
  * While the driver still finishes work of its own, it may answer NOT_READY to a call that it accepts a moment later
  * (seen with cuMemSetAccess). So such a call is repeated, READY_TRIES times at most. False: repeat it.
@@ -131,14 +141,19 @@ static void leave(void)
 
 static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 {
+        CUstreamCaptureMode mode;
         CUdeviceptr ptr;
         CUresult result;
+        bool relaxed;
         GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* during the call others would spin on a bin's lock */
         assert(bytes > 0);
         callbacks->taking();
+        relaxed = gr_operations_allow_in_captures(&mode);
         ONCE_READY(result, gr_real.cuMemAlloc_v2(&ptr, bytes));
+        if (relaxed)
+                gr_operations_restore_captures(mode);
         (void)context; /* current already, or a green context that shares its memory */
         if (result == CUDA_SUCCESS) {
                 *ret_ptr = ptr;
@@ -149,12 +164,17 @@ static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 
 static int driver_mem_free(uint64_t ptr)
 {
+        CUstreamCaptureMode mode;
         CUresult result;
+        bool relaxed;
         GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         assert(ptr != 0);
+        relaxed = gr_operations_allow_in_captures(&mode);
         result = gr_real.cuMemFree_v2(ptr);
+        if (relaxed)
+                gr_operations_restore_captures(mode);
         callbacks->going_on();
         return gr_errno_of(result);
 }

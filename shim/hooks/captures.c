@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "driver/operations.h"
 #include "driver/real.h"
 
 static struct gr_lock capturing_lock = GR_LOCK_INIT(GR_RANK_CAPTURING);
@@ -56,6 +57,8 @@ void gr_capture_over(uint64_t number, CUcontext context)
                 const struct gr_capture *at = &capturing[i];
 
                 if (at->number == number || (context && at->context == context)) {
+                        if (at->hold)
+                                gr_graph_hold_release(at->hold);
                         capturing[i] = capturing[--capturing_count];
                         gr_gate_end(&gr_core.gate);
                 } else {
@@ -124,8 +127,119 @@ void gr_capture_began(const struct gr_capture *capture)
         gr_lock(&capturing_lock);
         assert(capturing_count < capturing_room); /* gr_captures_have_room has made it */
         capturing[capturing_count] = *capture;
+        capturing[capturing_count].thread = &per_thread_stream;
         capturing[capturing_count++].number = ++captures_begun;
         gr_unlock(&capturing_lock);
+}
+
+static void CUDA_CB destroyed(void *hold)
+{
+        gr_graph_hold_release(hold);
+}
+
+/*
+ * Makes the graph that capture is about to become a user of hold, by an object of the driver that lives as long as that
+ * graph, its copies and executables, and their launches (docs/measurements.md, user-objects). Where that cannot be done
+ * hold has a user for good. The capture may be over; then nothing the caller does becomes part of its graph.
+ */
+static void attach(const struct gr_capture *capture, struct gr_graph_hold *hold)
+{
+        bool own = capture->stream == &per_thread_stream;
+        CUstream stream = own ? CU_STREAM_PER_THREAD : (CUstream)(uintptr_t)capture->stream;
+        const CUgraphNode *nodes;
+        const CUgraphEdgeData *edges;
+        CUstreamCaptureStatus status;
+        CUuserObject object;
+        CUgraph graph;
+        cuuint64_t id;
+        size_t count;
+
+        gr_graph_hold_retain(hold);
+        if ((capture->current && !own) || !gr_real.cuStreamGetCaptureInfo_v3 || !gr_real.cuUserObjectCreate ||
+            !gr_real.cuGraphRetainUserObject ||
+            gr_real.cuStreamGetCaptureInfo_v3(stream, &status, &id, &graph, &nodes, &edges, &count) != CUDA_SUCCESS)
+                return;
+        if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
+                gr_graph_hold_release(hold); /* over, or broken, so that it becomes no graph */
+        else if (gr_real.cuUserObjectCreate(&object, hold, destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) ==
+                 CUDA_SUCCESS)
+                gr_real.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+}
+
+/*
+ * The captures because of which the driver would refuse the calling thread, whose mode is this, an allocation: how many
+ * there are, and the first one. Lock held.
+ */
+static unsigned refusing(CUstreamCaptureMode mode, struct gr_capture **ret_first)
+{
+        unsigned count = 0;
+
+        gr_assert_locked(&capturing_lock);
+        for (unsigned i = 0; mode != CU_STREAM_CAPTURE_MODE_RELAXED && i < capturing_count; i++) {
+                struct gr_capture *at = &capturing[i];
+                bool own = at->thread == &per_thread_stream;
+
+                if (own ? at->mode == CU_STREAM_CAPTURE_MODE_RELAXED
+                        : at->mode != CU_STREAM_CAPTURE_MODE_GLOBAL || mode != CU_STREAM_CAPTURE_MODE_GLOBAL)
+                        continue;
+                if (count++ == 0)
+                        *ret_first = at;
+        }
+        return count;
+}
+
+static CUstreamCaptureMode own_mode(void)
+{
+        CUstreamCaptureMode mode = gr_operations_relax_captures();
+
+        gr_operations_restore_captures(mode);
+        return mode;
+}
+
+bool gr_captures_refuse(void)
+{
+        CUstreamCaptureMode mode;
+        struct gr_capture *first;
+        bool refuse;
+
+        if (!gr_captures_are_open())
+                return false;
+        mode = own_mode();
+        gr_lock(&capturing_lock);
+        refuse = refusing(mode, &first) > 0;
+        gr_unlock(&capturing_lock);
+        return refuse;
+}
+
+void gr_captures_hold(uint64_t ptr)
+{
+        CUstreamCaptureMode mode = own_mode();
+        struct gr_graph_hold *hold = NULL;
+        struct gr_capture *first = NULL, copy = {0};
+        unsigned count;
+        bool makes = false;
+
+        gr_lock(&capturing_lock);
+        count = refusing(mode, &first);
+        if (first && !first->hold)
+                makes = (first->hold = gr_graph_hold_new(&gr_core));
+        if (first && first->hold) {
+                hold = first->hold;
+                gr_graph_hold_retain(hold);
+                copy = *first;
+        }
+        gr_unlock(&capturing_lock);
+        if (!hold) {
+                if (count > 0) /* out of memory: the driver has it back at its free, and the pool never again */
+                        gr_ledger_mark_exported(gr_core.ledger, ptr);
+                return;
+        }
+        if (makes)
+                attach(&copy, hold);
+        if (count > 1)
+                gr_graph_hold_retain(hold); /* for good: which of their graphs uses the block is not known */
+        gr_pool_hold(hold, ptr);
+        gr_graph_hold_release(hold);
 }
 
 void gr_captures_note_overlap(void)

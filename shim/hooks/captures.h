@@ -2,6 +2,7 @@
 #ifndef GR_CAPTURES_H
 #define GR_CAPTURES_H
 
+#include "driver/real.h"
 #include "shim.h"
 
 /*
@@ -13,6 +14,10 @@ struct gr_capture {
         CUcontext context;  /* the stream's; for a stream of a green context the one that owns its memory */
         CUcontext current;  /* of a per-thread stream the current one: a thread has a stream in each; else NULL */
         uint64_t number;    /* in the order in which they began, from 1 */
+        /* What decides whose memory an allocation is (gr_captures_hold). */
+        const void *thread; /* that began it, as gr_capture_own_stream */
+        CUstreamCaptureMode mode;
+        struct gr_graph_hold *hold; /* for what it was given, of which the list is a user; NULL: nothing yet */
 };
 
 /*
@@ -52,6 +57,22 @@ bool gr_captures_have_room(void);
 
 /* Adds a capture that the driver has begun, after gr_captures_have_room; the gate is still held. */
 void gr_capture_began(const struct gr_capture *capture);
+
+/*
+ * The block at ptr was just allocated for the program, which does not know it yet. If the driver would have refused that
+ * because of open captures, their graphs may use it from now on: it gets a hold, whose users are these captures and, as
+ * long as they exist, what is made of their graphs. Does nothing where there is no such capture.
+ */
+void gr_captures_hold(uint64_t ptr);
+
+/* Whether the driver refuses the calling thread an allocation because of open captures. */
+bool gr_captures_refuse(void);
+
+/* Whether a capture is open, so that gr_captures_hold must be called. */
+static inline bool gr_captures_are_open(void)
+{
+        return __builtin_expect(atomic_load_explicit(&gr_core.gate.captures, memory_order_relaxed) > 0, 0);
+}
 
 /* From this call on, work may run beside other work. Called after gr_shim_ready. */
 void gr_captures_note_overlap(void);

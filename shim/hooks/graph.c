@@ -469,8 +469,14 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, 
 /* Forgotten first: as soon as it is destroyed, another graph may get the same handle. */
 GR_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle)
 {
+        CUresult result;
+        GR_KEEP_ERRNO;
+
         forget(handle);
-        return GR_REAL(cuGraphExecDestroy, handle);
+        result = GR_REAL(cuGraphExecDestroy, handle);
+        if (gr_shim_ready() && gr_graph_holds_are_over(&gr_core))
+                gr_pool_collect(&gr_core);
+        return result;
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,

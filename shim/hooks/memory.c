@@ -47,10 +47,13 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, u
         assert(context && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && rc <= 0);
         if (!ptr && !rc)
                 rc = gr_pool_alloc_slow(context, bytes, &ptr);
-        if (rc == 0)
+        if (rc == 0) {
                 *ret_ptr = ptr;
-        if (gr_trace_is_on() && rc == 0)
-                gr_trace_alloc(ptr, bytes);
+                if (gr_captures_are_open())
+                        gr_captures_hold(ptr);
+                if (gr_trace_is_on())
+                        gr_trace_alloc(ptr, bytes);
+        }
         return rc;
 }
 
@@ -100,10 +103,14 @@ static void pitch_remember(const struct pitch *seen)
 static int alloc_pitched(void *arg, uint64_t *ret_ptr, size_t *ret_bytes)
 {
         struct pitched_request *request = arg;
+        CUstreamCaptureMode mode;
+        bool relaxed = gr_operations_allow_in_captures(&mode);
         CUdeviceptr ptr;
         int rc = gr_errno_of(gr_real.cuMemAllocPitch_v2(&ptr, &request->pitch_bytes, request->width_bytes,
                                                         request->height, request->element_bytes));
 
+        if (relaxed)
+                gr_operations_restore_captures(mode);
         if (rc)
                 return rc;
         *ret_ptr = ptr;
@@ -140,6 +147,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
                         *dptr = ptr;
                         key.pitch_bytes = request.pitch_bytes;
                         pitch_remember(&key);
+                        if (gr_captures_are_open())
+                                gr_captures_hold(ptr);
                         if (gr_trace_is_on())
                                 gr_trace_alloc(ptr, key.pitch_bytes * height);
                 }

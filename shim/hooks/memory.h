@@ -3,6 +3,7 @@
 #define GR_HOOKS_MEMORY_H
 
 #include "driver/real.h"
+#include "hooks/captures.h"
 #include "hooks/trace.h"
 
 /*
@@ -21,7 +22,7 @@ static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUde
 {
         uint64_t ptr = gr_arena_alloc(context, bytes); /* does not touch errno; the slow path may */
 
-        if (__builtin_expect(!ptr || gr_trace_is_on(), 0))
+        if (__builtin_expect(!ptr || gr_trace_is_on() || gr_captures_are_open(), 0))
                 return gr_memory_alloc_slow(context, ptr, bytes, ret_ptr);
         *ret_ptr = ptr;
         return 0;

@@ -7,6 +7,7 @@
 
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "hooks/captures.h"
 #include "hooks/context.h"
 #include "hooks/query.h"
 
@@ -38,7 +39,7 @@ static int allocate(void *arg)
 
 static bool counts(size_t bytes)
 {
-        return gr_shim_ready() && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES;
+        return gr_shim_ready() && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && !gr_captures_refuse();
 }
 
 static CUresult allocate_charged(struct request *request)

@@ -16,9 +16,9 @@
 #include "hooks/query.h"
 
 /* Describes a capture before the driver begins it: afterwards another thread may end the context. */
-static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread)
+static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread, CUstreamCaptureMode mode)
 {
-        struct gr_capture capture = {.stream = gr_capture_identity(stream, null_is_per_thread)};
+        struct gr_capture capture = {.stream = gr_capture_identity(stream, null_is_per_thread), .mode = mode};
         struct gr_context *owner;
         GR_KEEP_ERRNO;
 
@@ -34,14 +34,14 @@ static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread
         return capture;
 }
 
-#define BEGIN_CAPTURE(symbol, null_is_per_thread, stream, ...)                                                         \
+#define BEGIN_CAPTURE(symbol, null_is_per_thread, mode, stream, ...)                                                   \
         do {                                                                                                           \
                 struct gr_capture capture;                                                                             \
                 CUresult result;                                                                                       \
                                                                                                                        \
                 if (!gr_shim_ready())                                                                                  \
                         return GR_REAL(symbol, __VA_ARGS__);                                                           \
-                capture = about_to_begin(stream, null_is_per_thread);                                                  \
+                capture = about_to_begin(stream, null_is_per_thread, mode);                                            \
                 gr_gate_begin_enter(&gr_core.gate);                                                                    \
                 /* A capture that is not on the list would keep the gate shut for good. */                             \
                 result = gr_captures_have_room() ? GR_REAL(symbol, __VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;            \
@@ -53,29 +53,30 @@ static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture(CUstream stream)
 {
-        BEGIN_CAPTURE(cuStreamBeginCapture, false, stream, stream);
+        BEGIN_CAPTURE(cuStreamBeginCapture, false, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture_ptsz(CUstream stream)
 {
-        BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, true, stream, stream);
+        BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, true, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 {
-        BEGIN_CAPTURE(cuStreamBeginCapture_v2, false, stream, stream, mode);
+        BEGIN_CAPTURE(cuStreamBeginCapture_v2, false, mode, stream, stream, mode);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
 {
-        BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, true, stream, stream, mode);
+        BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, true, mode, stream, stream, mode);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
                                                        const CUgraphEdgeData *edges, size_t count,
                                                        CUstreamCaptureMode mode)
 {
-        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, false, stream, stream, graph, dependencies, edges, count, mode);
+        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, false, mode, stream, stream, graph, dependencies, edges, count,
+                      mode);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
@@ -83,7 +84,8 @@ GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUg
                                                             const CUgraphEdgeData *edges, size_t count,
                                                             CUstreamCaptureMode mode)
 {
-        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, true, stream, stream, graph, dependencies, edges, count, mode);
+        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, true, mode, stream, stream, graph, dependencies, edges, count,
+                      mode);
 }
 
 /* A failed end may leave the capture open (wrong thread or stream) or close it (the capture was invalidated). */

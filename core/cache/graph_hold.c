@@ -1,0 +1,130 @@
+#include "cache/graph_hold.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "cache/block.h"
+#include "cache/ledger.h"
+#include "context/context.h"
+
+struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core)
+{
+        struct gr_graph_hold *hold = calloc(1, sizeof(*hold));
+
+        if (!hold)
+                return NULL;
+        hold->core = core;
+        atomic_init(&hold->users, 1);
+        gr_lock(&core->holds_lock);
+        if (++core->holds_made == 0)
+                core->holds_made = 1; /* 0 is none */
+        hold->number = core->holds_made;
+        LL_PREPEND(core->holds, hold);
+        gr_unlock(&core->holds_lock);
+        return hold;
+}
+
+void gr_graph_hold_retain(struct gr_graph_hold *hold)
+{
+        unsigned before = atomic_fetch_add(&hold->users, 1);
+
+        assert(before > 0);
+        (void)before;
+}
+
+void gr_graph_hold_release(struct gr_graph_hold *hold)
+{
+        struct gr_core *core = hold->core; /* the hold may be freed at once */
+        unsigned before = atomic_fetch_sub(&hold->users, 1);
+
+        assert(before > 0);
+        if (before == 1)
+                atomic_store(&core->holds_over, true);
+}
+
+bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
+{
+        struct gr_graph_hold *hold;
+
+        assert(!gr_block_is_live(block) && !gr_block_has_home(block));
+        if (block->hold == 0)
+                return false;
+        gr_lock(&core->holds_lock);
+        LL_SEARCH_SCALAR(core->holds, hold, number, block->hold);
+        if (hold && atomic_load(&hold->users) > 0) {
+                block->next = hold->parked;
+                hold->parked = block;
+        } else {
+                block->hold = 0;
+                hold = NULL;
+        }
+        gr_unlock(&core->holds_lock);
+        return hold;
+}
+
+bool gr_graph_holds_are_over(struct gr_core *core)
+{
+        return atomic_load_explicit(&core->holds_over, memory_order_relaxed);
+}
+
+struct gr_block *gr_graph_holds_collect(struct gr_core *core)
+{
+        struct gr_block *all = NULL, *block;
+        struct gr_graph_hold *hold, *tmp;
+
+        if (!atomic_exchange(&core->holds_over, false))
+                return NULL;
+        gr_lock(&core->holds_lock);
+        LL_FOREACH_SAFE (core->holds, hold, tmp) {
+                if (atomic_load(&hold->users) > 0)
+                        continue;
+                while ((block = hold->parked)) {
+                        hold->parked = block->next;
+                        block->next = all;
+                        block->hold = 0;
+                        all = block;
+                }
+                LL_DELETE(core->holds, hold);
+                free(hold);
+        }
+        gr_unlock(&core->holds_lock);
+        return all;
+}
+
+void gr_graph_holds_drop(struct gr_context *context)
+{
+        struct gr_core *core = context->core;
+        struct gr_block *gone = NULL, *block, **at;
+        struct gr_graph_hold *hold;
+
+        gr_lock(&core->holds_lock);
+        LL_FOREACH (core->holds, hold) {
+                for (at = &hold->parked; (block = *at);) {
+                        if (block->context != context) {
+                                at = &block->next;
+                                continue;
+                        }
+                        *at = block->next;
+                        block->next = gone;
+                        gone = block;
+                }
+        }
+        gr_unlock(&core->holds_lock);
+        while ((block = gone)) {
+                gone = block->next;
+                assert(gr_block_state(block) == GR_BLOCK_GONE);
+                gr_block_drop(block);
+        }
+}
+
+void gr_graph_holds_destroy(struct gr_core *core)
+{
+        struct gr_graph_hold *hold, *tmp;
+
+        LL_FOREACH_SAFE (core->holds, hold, tmp)
+                free(hold); /* what is parked there is in the ledger */
+        core->holds = NULL;
+        gr_lock_destroy(&core->holds_lock);
+}

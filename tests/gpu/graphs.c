@@ -1,0 +1,229 @@
+/*
+ * Memory that is allocated while a stream captures, and freed before its graph is gone: no later work gets it, whatever
+ * the graph has become meanwhile, and afterwards it comes back. Under the shim only: natively the driver refuses such
+ * an allocation. Each row says what it saw, and the status is 1 if one is bad.
+ *
+ *   graphs [--relaxed]      --relaxed: in captures in which the driver allows it, so that the memory is the program's own
+ *                           affair; then graphs must be seen to overwrite other memory
+ */
+#include "gputest.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { OTHERS = 24, GRAPHS = 40 };
+
+static struct gt gt;
+static CUstream stream;
+static int bad;
+static unsigned overwritten;
+
+static const size_t sizes[] = {4 * KIB, MIB, 9 * MIB};
+enum { SIZES = sizeof sizes / sizeof sizes[0] };
+static const CUstreamCaptureMode modes[] = {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+                                            CU_STREAM_CAPTURE_MODE_RELAXED};
+static const char *const mode_names[] = {"global", "thread-local", "relaxed"};
+
+static void row(bool good, const char *name)
+{
+        printf("%s: %s\n", name, good ? "ok" : "BAD");
+        bad += !good;
+}
+
+/* A graph that fills *ret_p, which was allocated for it and may be freed by now. */
+static CUgraph captured(CUstreamCaptureMode mode, size_t bytes, bool frees_inside, CUdeviceptr *ret_p)
+{
+        CUgraph graph = NULL;
+
+        GR_MUST(cuStreamBeginCapture(stream, mode));
+        GR_MUST(cuMemAlloc(ret_p, bytes));
+        GR_MUST(gt_fill(&gt, stream, *ret_p, 7, bytes / 4));
+        if (frees_inside)
+                GR_MUST(cuMemFree(*ret_p));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        if (!frees_inside)
+                GR_MUST(cuMemFree(*ret_p));
+        return graph;
+}
+
+/* Lets what is freed come back, as a program does that goes on. */
+static void go_on(void)
+{
+        CUdeviceptr p;
+
+        for (int i = 0; i < 3; i++) {
+                GR_MUST(cuMemAlloc(&p, 64 * MIB));
+                GR_MUST(cuMemFree(p));
+                GR_MUST(cuCtxSynchronize());
+        }
+}
+
+/* Whether the executable, launched, changes no block that the program has. */
+static bool harms_nobody(CUgraphExec exec, size_t bytes)
+{
+        CUdeviceptr others[OTHERS];
+        uint32_t wrong = 0;
+
+        go_on();
+        for (int i = 0; i < OTHERS; i++) {
+                GR_MUST(cuMemAlloc(&others[i], bytes));
+                GR_MUST(cuMemsetD32(others[i], 3, bytes / 4));
+        }
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuGraphLaunch(exec, stream));
+        GR_MUST(cuCtxSynchronize());
+        for (int i = 0; i < OTHERS; i++) {
+                wrong += gt_wrong_words(others[i], bytes, 3);
+                GR_MUST(cuMemFree(others[i]));
+        }
+        overwritten += wrong > 0;
+        return wrong == 0;
+}
+
+static void nobody_elses(bool relaxed)
+{
+        char name[96];
+
+        for (int m = relaxed ? 2 : 0; m < (relaxed ? 3 : 2); m++)
+                for (int s = 0; s < SIZES; s++)
+                        for (int inside = 0; inside < 2; inside++) {
+                                CUdeviceptr p;
+                                CUgraph graph = captured(modes[m], sizes[s], inside, &p);
+                                CUgraphExec exec;
+
+                                GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+                                GR_MUST(cuGraphDestroy(graph));
+                                snprintf(name, sizeof name, "%s capture, %zu KiB freed %s it", mode_names[m],
+                                         sizes[s] / KIB, inside ? "inside" : "after");
+                                row(harms_nobody(exec, sizes[s]), name);
+                                GR_MUST(cuGraphExecDestroy(exec));
+                        }
+}
+
+static void *allocate_elsewhere(void *ret_p)
+{
+        gt_attach(&gt);
+        GR_MUST(cuMemAlloc(ret_p, MIB));
+        return NULL;
+}
+
+/* In a global capture the driver refuses other threads, too: what they allocate may be for the graph. */
+static void of_another_thread(void)
+{
+        pthread_t thread;
+        CUgraphExec exec;
+        CUdeviceptr p;
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        pthread_create(&thread, NULL, allocate_elsewhere, &p);
+        pthread_join(thread, NULL);
+        GR_MUST(gt_fill(&gt, stream, p, 7, MIB / 4));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphDestroy(graph));
+        row(harms_nobody(exec, MIB), "allocated by another thread");
+        GR_MUST(cuGraphExecDestroy(exec));
+}
+
+/* How a graph ends. */
+enum ending { AT_ONCE, WITH_EXECUTABLE, LAUNCHED, BROKEN, WITH_STREAM, ENDINGS };
+static const char *const endings[] = {"destroyed at once", "destroyed with its executable", "launched, and destroyed",
+                                      "broken", "ended with its stream"};
+
+static void end(enum ending ending)
+{
+        CUgraphExec exec;
+        CUgraph graph;
+        CUdeviceptr p;
+
+        if (ending == BROKEN || ending == WITH_STREAM) {
+                CUstream other = gt_stream();
+
+                GR_MUST(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_GLOBAL));
+                GR_MUST(cuMemAlloc(&p, 64 * MIB));
+                GR_MUST(gt_fill(&gt, other, p, 7, 64));
+                GR_MUST(cuMemFree(p));
+                if (ending == BROKEN) {
+                        cuCtxSynchronize(); /* forbidden, which breaks the capture */
+                        if (cuStreamEndCapture(other, &graph) == CUDA_SUCCESS)
+                                gt_die("the capture is not broken");
+                }
+                GR_MUST(cuStreamDestroy(other));
+                return;
+        }
+        graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, 64 * MIB, true, &p);
+        if (ending != AT_ONCE) {
+                GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+                if (ending == LAUNCHED)
+                        GR_MUST(cuGraphLaunch(exec, stream));
+                GR_MUST(cuGraphExecDestroy(exec));
+        }
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuCtxSynchronize());
+}
+
+/* Each graph has 64 MiB of its own: of all of them together no more than a few may be left. */
+static void comes_back(void)
+{
+        size_t before, after, total;
+        char name[96];
+
+        for (enum ending ending = 0; ending < ENDINGS; ending++) {
+                end(ending);
+                go_on();
+                GR_MUST(cuMemGetInfo(&before, &total));
+                for (int i = 0; i < GRAPHS; i++) {
+                        end(ending);
+                        go_on();
+                }
+                GR_MUST(cuMemGetInfo(&after, &total));
+                snprintf(name, sizeof name, "memory of %d graphs that were %s", GRAPHS, endings[ending]);
+                row(after + 256 * MIB > before, name);
+        }
+}
+
+/* Freed once more it is refused, as any freed memory; and a context that ends takes all with it. */
+static void edges(void)
+{
+        CUdeviceptr p;
+        CUgraph graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
+        CUcontext context;
+        CUmodule module;
+        struct gt before = gt;
+
+        row(cuMemFree(p) == CUDA_ERROR_INVALID_VALUE, "freed twice");
+        GR_MUST(cuGraphDestroy(graph));
+        go_on();
+        row(cuMemFree(p) == CUDA_ERROR_INVALID_VALUE, "freed twice, later");
+
+        GR_MUST(cuCtxCreate(&context, NULL, 0, gt.device));
+        gt_load_kernels(&module);
+        GR_MUST(cuModuleGetFunction(&gt.fill, module, "gr_fill"));
+        stream = gt_stream();
+        graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
+        GR_MUST(cuCtxDestroy(context));
+        cuGraphDestroy(graph);
+        GR_MUST(cuCtxSetCurrent(before.ctx));
+        gt = before;
+        go_on();
+        row(true, "its context has ended");
+}
+
+int main(int argc, char **argv)
+{
+        bool relaxed = argc > 1 && strcmp(argv[1], "--relaxed") == 0;
+
+        gt_open(&gt);
+        stream = gt_stream();
+        nobody_elses(relaxed);
+        if (!relaxed) {
+                of_another_thread();
+                comes_back();
+                edges();
+        }
+        printf("%d rows bad, %u graphs overwrote other memory\n", bad, overwritten);
+        return relaxed ? overwritten == 0 : bad > 0;
+}
