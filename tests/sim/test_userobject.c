@@ -234,6 +234,149 @@ static void test_launch_captured(void)
         GR_CHECK_EQ(gone, 1);
 }
 
+static void test_clone(void)
+{
+        CUgraph g = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, 0), copy, second;
+
+        GR_MUST(cuGraphClone(&copy, g));
+        GR_MUST(cuGraphClone(&second, copy));
+        GR_MUST(cuGraphDestroy(g));
+        GR_MUST(cuGraphDestroy(copy));
+        GR_CHECK_EQ(gone, 0);
+        GR_MUST(cuGraphDestroy(second));
+        GR_CHECK_EQ(gone, 1);
+}
+
+static void test_child(void)
+{
+        CUgraph g = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, 0), outer, copy, child = NULL;
+        CUgraphNode node;
+        CUgraphExec exec;
+
+        GR_MUST(cuGraphCreate(&outer, 0));
+        GR_MUST(cuGraphAddChildGraphNode(&node, outer, NULL, 0, g));
+        GR_MUST(cuGraphChildGraphNodeGetGraph(node, &child));
+        GR_CHECK(child && child != g);
+        GR_MUST(cuGraphDestroy(g));
+        GR_MUST(cuGraphClone(&copy, outer));
+        exec = instance(outer);
+        GR_CHECK_EQ(gone, 0);
+        GR_MUST(cuGraphDestroy(outer));
+        GR_CHECK_EQ(gone, 0);
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_CHECK_EQ(gone, 0);
+        GR_MUST(cuGraphDestroy(copy));
+        GR_CHECK_EQ(gone, 1);
+}
+
+/* An update replaces the references: the old graph's go with it, the new graph's stay. */
+static void test_update(void)
+{
+        CUgraph g = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, 0), plain;
+        CUgraphExec exec = instance(g);
+        CUgraphExecUpdateResultInfo info;
+
+        GR_MUST(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(spin(s, 30));
+        GR_MUST(cuStreamEndCapture(s, &plain));
+        GR_MUST(cuGraphExecUpdate(exec, plain, &info));
+        GR_CHECK_EQ(info.result, CU_GRAPH_EXEC_UPDATE_SUCCESS);
+        GR_CHECK_EQ(gone, 0);
+        GR_MUST(cuGraphDestroy(g));
+        GR_CHECK_EQ(gone, 1);
+        GR_MUST(cuGraphLaunch(exec, s));
+        GR_MUST(cuStreamSynchronize(s));
+
+        g = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, 30);
+        GR_MUST(cuGraphExecUpdate(exec, g, NULL));
+        GR_MUST(cuGraphDestroy(g));
+        GR_CHECK_EQ(gone, 0);
+        /* A launch from before the update keeps what it was launched with. */
+        GR_MUST(cuGraphLaunch(exec, s));
+        GR_MUST(cuGraphExecUpdate(exec, plain, &info));
+        GR_CHECK_EQ(gone, 0);
+        GR_MUST(cuStreamSynchronize(s));
+        GR_CHECK_EQ(gone, 1);
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuGraphDestroy(plain));
+        GR_CHECK_EQ(gone, 1);
+}
+
+/* An update that is refused changes nothing. */
+static void test_update_refused(void)
+{
+        CUgraph g = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, 0), more, other;
+        CUgraphExec exec = instance(g);
+        CUgraphExecUpdateResultInfo info;
+        CUgraphNode node = NULL;
+        CUDA_HOST_NODE_PARAMS host = {.fn = destroy, .userData = &gone};
+
+        GR_MUST(cuGraphDestroy(g));
+        GR_MUST(cuGraphCreate(&more, 0));
+        GR_MUST(cuGraphCreate(&other, 0));
+        GR_MUST(cuGraphAddHostNode(&node, more, NULL, 0, &host));
+        GR_MUST(cuGraphAddHostNode(&node, more, NULL, 0, &host));
+        GR_MUST(cuGraphAddHostNode(&node, other, NULL, 0, &host));
+        GR_CHECK_EQ(cuGraphExecUpdate(exec, more, &info), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+        GR_CHECK_EQ(info.result, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
+        GR_CHECK(!info.errorNode);
+        GR_CHECK_EQ(cuGraphExecUpdate(exec, other, &info), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+        GR_CHECK_EQ(info.result, CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED);
+        GR_CHECK(info.errorNode == node);
+        GR_CHECK_EQ(cuGraphExecUpdate(exec, NULL, &info), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuGraphExecUpdate(NULL, other, &info), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuGraphDestroy(more));
+        GR_MUST(cuGraphDestroy(other));
+        GR_CHECK_EQ(gone, 0);
+        GR_MUST(cuGraphLaunch(exec, s));
+        GR_MUST(cuStreamSynchronize(s));
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_CHECK_EQ(gone, 1);
+}
+
+/* Graphs with memory are not copied (measured, driver 580). */
+static void test_memory_not_copied(void)
+{
+        CUDA_MEM_ALLOC_NODE_PARAMS alloc = {.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                                          .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}},
+                                            .bytesize = 4096};
+        CUgraph g, other, copy;
+        CUgraphNode node;
+
+        GR_MUST(cuGraphCreate(&g, 0));
+        GR_MUST(cuGraphCreate(&other, 0));
+        GR_MUST(cuGraphAddMemAllocNode(&node, g, NULL, 0, &alloc));
+        GR_CHECK_EQ(cuGraphClone(&copy, g), CUDA_ERROR_NOT_SUPPORTED);
+        GR_CHECK_EQ(cuGraphAddChildGraphNode(&node, other, NULL, 0, g), CUDA_ERROR_NOT_SUPPORTED);
+        GR_CHECK_EQ(cuGraphClone(NULL, other), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuGraphClone(&copy, NULL), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuGraphAddChildGraphNode(&node, other, NULL, 0, NULL), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuGraphDestroy(g));
+        GR_MUST(cuGraphDestroy(other));
+}
+
+/* None of these disturbs a capture (measured, driver 580). */
+static void test_beside_capture(void)
+{
+        CUgraph g = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, 0), outer, copy, end;
+        CUgraphExec exec = instance(g);
+        CUgraphNode node;
+
+        GR_MUST(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuGraphCreate(&outer, 0));
+        GR_MUST(cuGraphClone(&copy, g));
+        GR_MUST(cuGraphAddChildGraphNode(&node, outer, NULL, 0, g));
+        GR_MUST(cuGraphExecUpdate(exec, g, NULL));
+        GR_MUST(cuStreamEndCapture(s, &end));
+        GR_MUST(cuGraphDestroy(end));
+        GR_MUST(cuGraphDestroy(outer));
+        GR_MUST(cuGraphDestroy(copy));
+        GR_MUST(cuGraphDestroy(g));
+        GR_CHECK_EQ(gone, 0);
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_CHECK_EQ(gone, 1);
+}
+
 static void test_broken(void)
 {
         CUgraph g;
@@ -348,6 +491,12 @@ int main(void)
         test_executable();
         test_executable_first();
         test_launch_captured();
+        test_clone();
+        test_child();
+        test_update();
+        test_update_refused();
+        test_memory_not_copied();
+        test_beside_capture();
         test_broken();
         test_given();
         test_stream_destroyed();

@@ -207,6 +207,42 @@ CUgraphNode sim_graph_add_graph(CUgraph graph, CUgraph child, const struct sim_f
         return node;
 }
 
+/* A copy with nodes and references of its own. NULL when out of host memory. Lock held. */
+static CUgraph copy_of(CUgraph graph)
+{
+        CUgraph copy = sim_graph_new();
+        bool whole = copy && sim_holds_add(&copy->holds, &graph->holds);
+
+        for (size_t i = 0; whole && i < graph->count; i++) {
+                CUgraphNode from = graph->nodes[i];
+                CUgraphNode to = sim_graph_add(copy, &from->op, &(struct sim_frontier){from->after, from->n_after});
+
+                whole = to != NULL;
+                if (to)
+                        to->created = from->created;
+                if (to && from->child) {
+                        to->child = copy_of(from->child);
+                        whole = to->child != NULL;
+                }
+        }
+        if (!whole && copy)
+                sim_graph_free(copy);
+        return whole ? copy : NULL;
+}
+
+/* Nodes for memory forbid that a graph is copied, other than into an executable graph. */
+static bool has_memory(CUgraph graph)
+{
+        for (size_t i = 0; i < graph->count; i++) {
+                const struct CUgraphNode_st *node = graph->nodes[i];
+
+                if (node->op.kind == SIM_OP_GRAPH_ALLOC || node->op.kind == SIM_OP_GRAPH_FREE ||
+                    (node->child && has_memory(node->child)))
+                        return true;
+        }
+        return false;
+}
+
 bool sim_graph_joined(CUgraph graph, const struct sim_frontier *frontier)
 {
         bool *reached = calloc(graph->count + 1, sizeof *reached), all = reached != NULL;
@@ -289,6 +325,30 @@ SIM_API cuGraphDestroy(CUgraph graph)
                 sim_graph_free(graph);
         else
                 rc = CUDA_ERROR_INVALID_VALUE;
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuGraphClone(CUgraph *ret_graph, CUgraph graph)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuGraphClone);
+        if (!ret_graph)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        if (!sim_is_graph(graph)) {
+                rc = CUDA_ERROR_INVALID_VALUE;
+        } else if (has_memory(graph)) {
+                rc = CUDA_ERROR_NOT_SUPPORTED;
+        } else {
+                CUgraph copy = copy_of(graph);
+
+                if (copy)
+                        *ret_graph = copy;
+                else
+                        rc = CUDA_ERROR_OUT_OF_MEMORY;
+        }
         sim_unlock();
         return rc;
 }
@@ -438,6 +498,95 @@ out:
         return rc;
 }
 
+static bool same_memory(const struct sim_op *a, const struct sim_op *b)
+{
+        if (a->kind != SIM_OP_GRAPH_ALLOC && a->kind != SIM_OP_GRAPH_FREE)
+                return true;
+        return a->u.memory.base == b->u.memory.base && a->u.memory.bytes == b->u.memory.bytes;
+}
+
+/* What forbids that now takes the place of was; *ret_at is the node. Both are copies for an executable graph. */
+static CUgraphExecUpdateResult compare(CUgraph was, CUgraph now, size_t *ret_at)
+{
+        *ret_at = SIZE_MAX;
+        if (was->count != now->count)
+                return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+        for (size_t i = 0; i < was->count; i++) {
+                size_t n = was->nodes[i]->n_after;
+
+                if (n != now->nodes[i]->n_after ||
+                    (n && memcmp(was->nodes[i]->after, now->nodes[i]->after, n * sizeof(size_t)) != 0))
+                        return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+        }
+        for (size_t i = 0; i < was->count; i++) {
+                *ret_at = i;
+                if (was->nodes[i]->op.kind != now->nodes[i]->op.kind)
+                        return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+                if (!same_memory(&was->nodes[i]->op, &now->nodes[i]->op))
+                        return CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
+        }
+        return CU_GRAPH_EXEC_UPDATE_SUCCESS;
+}
+
+/* A copy of graph takes the place of the executable graph's own. Allowed beside captures (measured, driver 580). */
+static CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
+{
+        struct sim_frontier none = {0}, all = {0};
+        CUgraph now = NULL;
+        CUresult rc = CUDA_SUCCESS;
+        size_t at;
+
+        *info = (CUgraphExecUpdateResultInfo){.result = CU_GRAPH_EXEC_UPDATE_ERROR};
+        sim_lock();
+        if (!exec || exec->magic != MAGIC_EXEC || !sim_is_graph(graph))
+                rc = CUDA_ERROR_INVALID_VALUE;
+        else
+                now = sim_graph_new();
+        if (rc == CUDA_SUCCESS && (!now || !sim_graph_add_graph(now, graph, &none, &all)))
+                rc = CUDA_ERROR_OUT_OF_MEMORY;
+        if (rc == CUDA_SUCCESS) {
+                info->result = compare(exec->graph, now, &at);
+                if (info->result != CU_GRAPH_EXEC_UPDATE_SUCCESS)
+                        rc = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+        }
+        if (rc == CUDA_SUCCESS) {
+                CUgraph was = exec->graph;
+
+                exec->graph = now;
+                now = was;
+        }
+        for (size_t i = 0; rc == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE && i < all.count; i++)
+                if (all.index[i] == at)
+                        info->errorNode = graph->nodes[i];
+        if (now)
+                sim_graph_free(now);
+        sim_unlock();
+        sim_frontier_clear(&all);
+        return rc;
+}
+
+SIM_API cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node, CUgraphExecUpdateResult *result)
+{
+        CUgraphExecUpdateResultInfo info;
+        CUresult rc;
+
+        SIM_ENTER(cuGraphExecUpdate);
+        rc = update(exec, graph, &info);
+        if (error_node)
+                *error_node = info.errorNode;
+        if (result)
+                *result = info.result;
+        return rc;
+}
+
+SIM_API cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
+{
+        CUgraphExecUpdateResultInfo unused;
+
+        SIM_ENTER(cuGraphExecUpdate_v2);
+        return update(exec, graph, info ? info : &unused);
+}
+
 /* Lock held. */
 static void destroy(CUgraphExec exec)
 {
@@ -548,8 +697,9 @@ SIM_PTSZ(cuGraphUpload, (CUgraphExec exec, CUstream stream), (exec, stream))
         return with_exec(exec, stream, false);
 }
 
+/* The node owns child, if there is one. */
 static CUresult add_node(CUgraphNode *ret_node, CUgraph graph, const CUgraphNode *after, size_t n_after,
-                         struct sim_op *op)
+                         struct sim_op *op, CUgraph child)
 {
         struct sim_frontier given = {calloc(n_after + 1, sizeof(size_t)), n_after};
         CUresult rc = given.index ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -565,6 +715,8 @@ static CUresult add_node(CUgraphNode *ret_node, CUgraph graph, const CUgraphNode
         }
         if (rc == CUDA_SUCCESS)
                 rc = sim_graph_add_memory(graph, op, &given, ret_node);
+        if (rc == CUDA_SUCCESS)
+                (*ret_node)->child = child;
         sim_unlock();
         sim_frontier_clear(&given);
         return rc;
@@ -655,7 +807,7 @@ SIM_API cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNo
                 return CUDA_ERROR_INVALID_VALUE;
         op.u.memory.bytes = params->bytesize;
         op.u.memory.device = params->poolProps.location.id;
-        rc = add_node(node, graph, after, n_after, &op);
+        rc = add_node(node, graph, after, n_after, &op, NULL);
         if (rc == CUDA_SUCCESS)
                 params->dptr = op.u.memory.base;
         return rc;
@@ -671,7 +823,41 @@ SIM_API cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *
                 return CUDA_ERROR_INVALID_VALUE;
         op.u.host.fn = params->fn;
         op.u.host.arg = params->userData;
-        return add_node(node, graph, after, n_after, &op);
+        return add_node(node, graph, after, n_after, &op, NULL);
+}
+
+SIM_API cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,
+                                 CUgraph child)
+{
+        struct sim_op op = {.kind = SIM_OP_JOIN};
+        CUgraph copy = NULL;
+        CUresult rc;
+
+        SIM_ENTER(cuGraphAddChildGraphNode);
+        if (!node || !graph || !child || (n_after && !after))
+                return CUDA_ERROR_INVALID_VALUE;
+        if (graph == child) {
+                sim_misuse("a graph is added to itself, which crashes a driver");
+                return CUDA_ERROR_INVALID_VALUE;
+        }
+        sim_lock();
+        if (!sim_is_graph(child)) {
+                rc = CUDA_ERROR_INVALID_VALUE;
+        } else if (has_memory(child)) {
+                rc = CUDA_ERROR_NOT_SUPPORTED;
+        } else {
+                copy = copy_of(child);
+                rc = copy ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        sim_unlock();
+        if (rc == CUDA_SUCCESS)
+                rc = add_node(node, graph, after, n_after, &op, copy);
+        if (rc != CUDA_SUCCESS && copy) {
+                sim_lock();
+                sim_graph_free(copy);
+                sim_unlock();
+        }
+        return rc;
 }
 
 /* Adds a node for memory, a host function, or a graph, which the node owns then; other kinds are not supported. */
@@ -679,6 +865,7 @@ static CUresult add_any(CUgraphNode *node, CUgraph graph, const CUgraphNode *aft
                         CUgraphNodeParams *params)
 {
         struct sim_op op;
+        CUgraph child = NULL;
         CUresult rc;
 
         if (!node || !graph || !params || (n_after && !after))
@@ -700,15 +887,14 @@ static CUresult add_any(CUgraphNode *node, CUgraph graph, const CUgraphNode *aft
                 if (!params->graph.graph || params->graph.graph->magic != MAGIC_GRAPH || params->graph.graph == graph)
                         return CUDA_ERROR_INVALID_VALUE;
                 op = (struct sim_op){.kind = SIM_OP_JOIN};
+                child = params->graph.graph;
                 break;
         default:
                 return CUDA_ERROR_NOT_SUPPORTED;
         }
-        rc = add_node(node, graph, after, n_after, &op);
+        rc = add_node(node, graph, after, n_after, &op, child);
         if (rc == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
                 params->alloc.dptr = op.u.memory.base;
-        if (rc == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_GRAPH)
-                (*node)->child = params->graph.graph;
         return rc;
 }
 
@@ -735,7 +921,7 @@ SIM_API cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
         SIM_ENTER(cuGraphAddMemFreeNode);
         if (!node || !graph || !dptr || (n_after && !after))
                 return CUDA_ERROR_INVALID_VALUE;
-        return add_node(node, graph, after, n_after, &op);
+        return add_node(node, graph, after, n_after, &op, NULL);
 }
 
 SIM_API cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *params)

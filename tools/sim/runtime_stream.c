@@ -197,3 +197,20 @@ cudaError_t cudaGraphReleaseUserObject(cudaGraph_t graph, cudaUserObject_t objec
 {
         RT(cuGraphReleaseUserObject(graph, object, count));
 }
+
+cudaError_t cudaGraphClone(cudaGraph_t *copy, cudaGraph_t graph)
+{
+        RT(cuGraphClone(copy, graph));
+}
+
+cudaError_t cudaGraphAddChildGraphNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
+                                       size_t n_after, cudaGraph_t child)
+{
+        RT(cuGraphAddChildGraphNode(node, graph, after, n_after, child));
+}
+
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGraphExecUpdateResultInfo *info)
+{
+        /* The cast is safe: the structures are the same, and so are the numbers of the results. */
+        RT(cuGraphExecUpdate(exec, graph, (CUgraphExecUpdateResultInfo *)(void *)info));
+}

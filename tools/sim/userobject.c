@@ -115,7 +115,7 @@ SIM_API cuUserObjectCreate(CUuserObject *ret_object, void *ptr, CUhostFn destroy
         CUuserObject object;
 
         SIM_ENTER(cuUserObjectCreate);
-        if (!ret_object || !destroy || !is_count(refs) || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
+        if (!ret_object || !destroy || !refs || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
         object = dead_objects;
