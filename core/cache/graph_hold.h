@@ -5,8 +5,8 @@
  * whatever was made of its graph) parked blocks are freed as any other. Natively the driver refuses to allocate in such
  * a capture, so a program cannot rely on less.
  *
- *     gr_graph_hold_new --- users: the capture, the driver's references (shim/hooks/captures.c) --- last gr_graph_hold_release
- *                           a freed block is parked                                              gr_graph_holds_collect
+ *   gr_graph_hold_new ---- users: the capture, then its graph (shim/hooks/captures.c) ---- last gr_graph_hold_release
+ *                                      a freed block is parked                             gr_graph_holds_collect
  */
 #ifndef GR_GRAPH_HOLD_H
 #define GR_GRAPH_HOLD_H

@@ -138,31 +138,24 @@ static void CUDA_CB destroyed(void *hold)
 }
 
 /*
- * Makes the graph that capture is about to become a user of hold, by an object of the driver that lives as long as that
- * graph, its copies and executables, and their launches (docs/measurements.md, user-objects). Where that cannot be done
- * hold has a user for good. The capture may be over; then nothing the caller does becomes part of its graph.
+ * The object is attached to the finished graph. Attached earlier, to the one under construction, it would make the driver
+ * crash where a thread ends in a capture of its per-thread stream (docs/measurements.md, user-objects).
  */
-static void attach(const struct gr_capture *capture, struct gr_graph_hold *hold)
+void gr_capture_became(uint64_t number, CUgraph graph)
 {
-        bool own = capture->stream == &per_thread_stream;
-        CUstream stream = own ? CU_STREAM_PER_THREAD : (CUstream)(uintptr_t)capture->stream;
-        const CUgraphNode *nodes;
-        const CUgraphEdgeData *edges;
-        CUstreamCaptureStatus status;
+        struct gr_graph_hold *hold = NULL;
         CUuserObject object;
-        CUgraph graph;
-        cuuint64_t id;
-        size_t count;
+        GR_KEEP_ERRNO;
 
-        gr_graph_hold_retain(hold);
-        if ((capture->current && !own) || !gr_real.cuStreamGetCaptureInfo_v3 || !gr_real.cuUserObjectCreate ||
-            !gr_real.cuGraphRetainUserObject ||
-            gr_real.cuStreamGetCaptureInfo_v3(stream, &status, &id, &graph, &nodes, &edges, &count) != CUDA_SUCCESS)
-                return;
-        if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
-                gr_graph_hold_release(hold); /* over, or broken, so that it becomes no graph */
-        else if (gr_real.cuUserObjectCreate(&object, hold, destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) ==
-                 CUDA_SUCCESS)
+        gr_lock(&capturing_lock);
+        for (unsigned i = 0; i < capturing_count && !hold; i++)
+                if (capturing[i].number == number)
+                        hold = capturing[i].hold;
+        if (hold)
+                gr_graph_hold_retain(hold); /* for good, if the driver refuses */
+        gr_unlock(&capturing_lock);
+        if (hold && gr_real.cuUserObjectCreate && gr_real.cuGraphRetainUserObject &&
+            gr_real.cuUserObjectCreate(&object, hold, destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) == CUDA_SUCCESS)
                 gr_real.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
 }
 
@@ -215,27 +208,22 @@ void gr_captures_hold(uint64_t ptr)
 {
         CUstreamCaptureMode mode = own_mode();
         struct gr_graph_hold *hold = NULL;
-        struct gr_capture *first = NULL, copy = {0};
+        struct gr_capture *first = NULL;
         unsigned count;
-        bool makes = false;
 
         gr_lock(&capturing_lock);
         count = refusing(mode, &first);
         if (first && !first->hold)
-                makes = (first->hold = gr_graph_hold_new(&gr_core));
-        if (first && first->hold) {
-                hold = first->hold;
+                first->hold = gr_graph_hold_new(&gr_core);
+        if (first && (hold = first->hold))
                 gr_graph_hold_retain(hold);
-                copy = *first;
-        }
         gr_unlock(&capturing_lock);
-        if (!hold) {
-                if (count > 0) /* out of memory: the driver has it back at its free, and the pool never again */
-                        gr_ledger_mark_exported(gr_core.ledger, ptr);
+        if (count == 0)
+                return;
+        if (!hold) { /* out of memory: the pool never hands the block out again */
+                gr_ledger_mark_exported(gr_core.ledger, ptr);
                 return;
         }
-        if (makes)
-                attach(&copy, hold);
         if (count > 1)
                 gr_graph_hold_retain(hold); /* for good: which of their graphs uses the block is not known */
         gr_pool_hold(hold, ptr);

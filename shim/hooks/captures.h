@@ -17,7 +17,7 @@ struct gr_capture {
         /* What decides whose memory an allocation is (gr_captures_hold). */
         const void *thread; /* that began it, as gr_capture_own_stream */
         CUstreamCaptureMode mode;
-        struct gr_graph_hold *hold; /* for what it was given, of which the list is a user; NULL: nothing yet */
+        struct gr_graph_hold *hold; /* of what it was given, with the list as a user; NULL: nothing yet */
 };
 
 /*
@@ -42,6 +42,12 @@ bool gr_capture_on(CUstream stream, bool null_is_own);
  * any.
  */
 uint64_t gr_capture_number(const void *stream, CUcontext current);
+
+/*
+ * The capture with this number, if any, has become graph, which the program does not know yet: graph and all that is
+ * made of it use what the capture was given. Must be called before gr_capture_over.
+ */
+void gr_capture_became(uint64_t number, CUgraph graph);
 
 /* Removes the capture with this number and all captures of the context from the list; 0 and NULL match none. */
 void gr_capture_over(uint64_t number, CUcontext context);

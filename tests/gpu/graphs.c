@@ -128,6 +128,42 @@ static void of_another_thread(void)
         GR_MUST(cuGraphExecDestroy(exec));
 }
 
+/* The memory of a graph outlives copies of it, and what they are part of. */
+static void what_it_becomes(void)
+{
+        CUgraphExecUpdateResultInfo info;
+        CUgraph graph, other;
+        CUgraphExec exec;
+        CUgraphNode node;
+        CUdeviceptr p;
+
+        graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
+        GR_MUST(cuGraphClone(&other, graph));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuGraphInstantiate(&exec, other, 0));
+        GR_MUST(cuGraphDestroy(other));
+        row(harms_nobody(exec, MIB), "a clone");
+        GR_MUST(cuGraphExecDestroy(exec));
+
+        graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
+        GR_MUST(cuGraphCreate(&other, 0));
+        GR_MUST(cuGraphAddChildGraphNode(&node, other, NULL, 0, graph));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuGraphInstantiate(&exec, other, 0));
+        GR_MUST(cuGraphDestroy(other));
+        row(harms_nobody(exec, MIB), "a node of another graph");
+        GR_MUST(cuGraphExecDestroy(exec));
+
+        other = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
+        GR_MUST(cuGraphInstantiate(&exec, other, 0));
+        graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
+        GR_MUST(cuGraphExecUpdate(exec, graph, &info));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuGraphDestroy(other));
+        row(harms_nobody(exec, MIB), "an executable that was updated");
+        GR_MUST(cuGraphExecDestroy(exec));
+}
+
 /* How a graph ends. */
 enum ending { AT_ONCE, WITH_EXECUTABLE, LAUNCHED, BROKEN, WITH_STREAM, ENDINGS };
 static const char *const endings[] = {"destroyed at once", "destroyed with its executable", "launched, and destroyed",
@@ -221,6 +257,7 @@ int main(int argc, char **argv)
         nobody_elses(relaxed);
         if (!relaxed) {
                 of_another_thread();
+                what_it_becomes();
                 comes_back();
                 edges();
         }
