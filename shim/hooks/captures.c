@@ -163,11 +163,10 @@ void gr_capture_became(uint64_t number, CUgraph graph)
  * The captures because of which the driver would refuse the calling thread, whose mode is this, an allocation: how many
  * there are, and the first one. Lock held.
  */
-static unsigned refusing(CUstreamCaptureMode mode, struct gr_capture **ret_first)
+static GR_HELD(capturing_lock) unsigned refusing(CUstreamCaptureMode mode, struct gr_capture **ret_first)
 {
         unsigned count = 0;
 
-        gr_assert_locked(&capturing_lock);
         for (unsigned i = 0; mode != CU_STREAM_CAPTURE_MODE_RELAXED && i < capturing_count; i++) {
                 struct gr_capture *at = &capturing[i];
                 bool own = at->thread == &per_thread_stream;

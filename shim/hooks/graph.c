@@ -20,6 +20,7 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "base/no_cancel.h"
 #include "device/device.h"
 #include "device/overhead.h"
 #include "driver/operations.h"
@@ -37,6 +38,8 @@ struct exec {
         uint64_t need_bytes;
         uint64_t trims; /* gr_graph_memory_trims when its memory was last reserved; 0: never */
 };
+
+#define UNKNOWN_BYTES (UINT64_C(32) << 20) /* what the ladder is asked for where the driver does not tell */
 
 struct request {
         CUgraphExec exec;
@@ -308,6 +311,36 @@ out:
         return result;
 }
 
+/*
+ * A call for a graph was refused for lack of memory, of which nobody can say how much: climbs the ladder, which calls
+ * attempt after each rung.
+ */
+static void climb(int (*attempt)(void *arg), void *arg)
+{
+        GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
+        struct gr_context *context = gr_shim_ready() ? gr_context_current() : NULL;
+
+        if (context)
+                gr_ladder_climb_for(context, UNKNOWN_BYTES, attempt, arg, -ENOMEM);
+}
+
+/* An attempt of which no memory is known. */
+static int attempt_unknown(void *arg)
+{
+        struct request *request = arg;
+
+        request->result = request->real(request->exec, request->stream);
+        return gr_errno_of(request->result);
+}
+
+static CUresult submit_unknown(struct request *request)
+{
+        if (attempt_unknown(request) == -ENOMEM)
+                climb(attempt_unknown, request);
+        return request->result;
+}
+
 static int attempt(void *arg)
 {
         struct request *request = arg;
@@ -339,7 +372,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
         if (atomic_load_explicit(&exec_count, memory_order_relaxed) == 0 || !gr_shim_ready())
-                return real(handle, stream);
+                return submit_unknown(&request);
         gr_lock(&lock);
         exec = find_exec(handle);
         if (exec && exec->trims != now) {
@@ -350,7 +383,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
         gr_unlock(&lock);
         /* A launch that is captured reserves nothing: it becomes part of another graph. */
         if (!request.device || gr_capture_on(stream, null_is_own))
-                return real(handle, stream);
+                return submit_unknown(&request);
         GR_KEEP_ERRNO;
         rc = attempt(&request);
         if (rc == -ENOMEM || rc == -EDQUOT) {
@@ -407,38 +440,87 @@ GR_EXPORT CUresult CUDAAPI cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
         return submit(exec, stream, true, gr_real.cuGraphUpload_ptsz);
 }
 
+/* An instantiation, by the one of these that is not NULL. */
+struct instantiation {
+        __typeof__(cuGraphInstantiate) *first;
+        __typeof__(cuGraphInstantiateWithFlags) *with_flags;
+        __typeof__(cuGraphInstantiateWithParams) *with_params;
+        CUgraphExec *exec;
+        CUgraph graph;
+        CUgraphNode *error;
+        char *log;
+        size_t log_bytes;
+        unsigned long long flags;
+        CUDA_GRAPH_INSTANTIATE_PARAMS *params;
+        CUresult result;
+};
+
+static int attempt_instantiation(void *arg)
+{
+        struct instantiation *of = arg;
+
+        of->result = of->first        ? of->first(of->exec, of->graph, of->error, of->log, of->log_bytes)
+                     : of->with_flags ? of->with_flags(of->exec, of->graph, of->flags)
+                                      : of->with_params(of->exec, of->graph, of->params);
+        return gr_errno_of(of->result);
+}
+
+static CUresult instantiate(struct instantiation *of)
+{
+        if (!of->first && !of->with_flags && !of->with_params)
+                return CUDA_ERROR_NOT_FOUND;
+        if (attempt_instantiation(of) == -ENOMEM)
+                climb(attempt_instantiation, of);
+        return instantiated(of->result, of->exec, of->graph);
+}
+
 GR_EXPORT CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log,
                                               size_t bytes)
 {
-        return instantiated(GR_REAL(cuGraphInstantiate, exec, graph, error, log, bytes), exec, graph);
+        gr_shim_ready();
+        return instantiate(&(struct instantiation){.first = gr_real.cuGraphInstantiate,
+                                                   .exec = exec,
+                                                   .graph = graph,
+                                                   .error = error,
+                                                   .log = log,
+                                                   .log_bytes = bytes});
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log,
                                                  size_t bytes)
 {
-        return instantiated(GR_REAL(cuGraphInstantiate_v2, exec, graph, error, log, bytes), exec, graph);
+        gr_shim_ready();
+        return instantiate(&(struct instantiation){.first = gr_real.cuGraphInstantiate_v2,
+                                                   .exec = exec,
+                                                   .graph = graph,
+                                                   .error = error,
+                                                   .log = log,
+                                                   .log_bytes = bytes});
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
 {
-        return instantiated(GR_REAL(cuGraphInstantiateWithFlags, exec, graph, flags), exec, graph);
+        gr_shim_ready();
+        return instantiate(&(struct instantiation){
+                .with_flags = gr_real.cuGraphInstantiateWithFlags, .exec = exec, .graph = graph, .flags = flags});
 }
 
 /* An upload within the instantiation would reserve memory without a check, so it becomes a call of its own. */
-static CUresult instantiate(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params, bool null_is_own,
-                            __typeof__(cuGraphInstantiateWithParams) *real, __typeof__(cuGraphUpload) *upload)
+static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params,
+                                 bool null_is_own, __typeof__(cuGraphInstantiateWithParams) *real,
+                                 __typeof__(cuGraphUpload) *upload)
 {
+        struct instantiation of = {.with_params = real, .exec = exec, .graph = graph, .params = params};
         CUDA_GRAPH_INSTANTIATE_PARAMS without;
         CUresult result;
 
-        if (!real)
-                return CUDA_ERROR_NOT_FOUND;
         if (!gr_shim_ready() || !gr_graph_memory_in_use() || !params || !upload ||
             !(params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD))
-                return instantiated(real(exec, graph, params), exec, graph);
+                return instantiate(&of);
         without = *params;
         without.flags &= ~(cuuint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
-        result = instantiated(real(exec, graph, &without), exec, graph);
+        of.params = &without;
+        result = instantiate(&of);
         params->hErrNode_out = without.hErrNode_out;
         params->result_out = without.result_out;
         if (result != CUDA_SUCCESS)
@@ -455,15 +537,16 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *exec, CUgra
                                                         CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
         gr_shim_ready();
-        return instantiate(exec, graph, params, false, gr_real.cuGraphInstantiateWithParams, gr_real.cuGraphUpload);
+        return instantiate_with(exec, graph, params, false, gr_real.cuGraphInstantiateWithParams,
+                                gr_real.cuGraphUpload);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
                                                              CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
         gr_shim_ready();
-        return instantiate(exec, graph, params, true, gr_real.cuGraphInstantiateWithParams_ptsz,
-                           gr_real.cuGraphUpload_ptsz);
+        return instantiate_with(exec, graph, params, true, gr_real.cuGraphInstantiateWithParams_ptsz,
+                                gr_real.cuGraphUpload_ptsz);
 }
 
 /* Forgotten first: as soon as it is destroyed, another graph may get the same handle. */

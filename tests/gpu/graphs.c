@@ -3,7 +3,10 @@
  * the graph has become meanwhile, and afterwards it comes back. Under the shim only: natively the driver refuses such
  * an allocation. Each row says what it saw, and the status is 1 if one is bad.
  *
- *   graphs [--relaxed]      --relaxed: in captures in which the driver allows it, so that the memory is the program's own
+ *   graphs [--relaxed | --short]
+ *                           --short: the driver refuses memory for an executable or a launch, and cached memory goes
+ *                           back first
+ *                           --relaxed: in captures in which the driver allows it, so that the memory is the program's own
  *                           affair; then graphs must be seen to overwrite other memory
  */
 #include "gputest.h"
@@ -248,12 +251,41 @@ static void edges(void)
         row(true, "its context has ended");
 }
 
+/*
+ * The driver refuses memory for an executable, or for its first launch, while the cache has much: under the simulated
+ * device, which is told to refuse.
+ */
+static int short_of_memory(void)
+{
+        CUdeviceptr ptrs[8], p;
+        CUresult made, launched;
+        CUgraphExec exec;
+        CUgraph graph;
+
+        GR_MUST(cuMemAlloc(&p, MIB));
+        for (int i = 0; i < 8; i++)
+                GR_MUST(cuMemAlloc(&ptrs[i], 32 * MIB));
+        for (int i = 0; i < 8; i++)
+                GR_MUST(cuMemFree(ptrs[i]));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(gt_fill(&gt, stream, p, 7, MIB / 4));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        made = cuGraphInstantiate(&exec, graph, 0);
+        launched = made ? made : cuGraphLaunch(exec, stream);
+        GR_MUST(cuCtxSynchronize());
+        printf("instantiated %d, launched %d, %u words wrong\n", (int)made, (int)launched, gt_wrong_words(p, MIB, 7));
+        return made || launched || gt_wrong_words(p, MIB, 7) > 0;
+}
+
 int main(int argc, char **argv)
 {
         bool relaxed = argc > 1 && strcmp(argv[1], "--relaxed") == 0;
 
         gt_open(&gt);
         stream = gt_stream();
+        if (argc > 1 && strcmp(argv[1], "--short") == 0)
+                return short_of_memory();
         nobody_elses(relaxed);
         if (!relaxed) {
                 of_another_thread();
