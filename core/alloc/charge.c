@@ -7,6 +7,7 @@
 #include "account/memory_kind.h"
 #include "alloc/ladder.h"
 #include "base/counters.h"
+#include "base/no_cancel.h"
 #include "context/context.h"
 #include "host/pinned.h"
 
@@ -58,6 +59,7 @@ int gr_charge_accounted(struct gr_core *core, struct gr_device *device, struct g
 {
         struct request request = {core, device, kind, bytes, allocate, arg};
         int rc;
+        GR_NO_CANCEL; /* allocate may end the thread, with the bytes charged */
 
         assert(kind < GR_MEMORY_KIND_COUNT && allocate);
         assert((device == core->host) == (kind == GR_MEMORY_HOST)); /* host memory has a budget of its own */

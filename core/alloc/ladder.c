@@ -12,6 +12,7 @@
 #include "base/ladder_rungs.h"
 #include "base/lock.h"
 #include "base/log.h"
+#include "base/no_cancel.h"
 #include "base/shard.h"
 #include "base/size.h"
 #include "base/size_class.h"
@@ -428,6 +429,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         struct gr_context *context = climb->context;
         struct gr_core *core = context->core;
         int rc = note(climb, climb->error);
+        GR_NO_CANCEL; /* the request is tried with the device's ladder_lock held */
 
         gr_lock_rank_assert_free_from(GR_RANK_LADDER);
         assert(out_of_memory(climb->error) && climb->bytes > 0);

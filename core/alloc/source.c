@@ -7,6 +7,7 @@
 #include "account/pressure.h"
 #include "base/attributes.h"
 #include "base/counters.h"
+#include "base/no_cancel.h"
 #include "base/shard.h"
 #include "base/size_class.h"
 #include "cache/arena.h"
@@ -82,6 +83,7 @@ int gr_source_fresh_plain(struct gr_context *context, size_t bytes, gr_source_al
         struct gr_block *block, *stale;
         uint64_t reserved, ptr;
         int rc;
+        GR_NO_CANCEL; /* allocate may end the thread, with the bytes reserved */
 
         assert(bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && capacity >= bytes);
         gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* of the driver, and of what it may wait for */

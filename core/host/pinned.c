@@ -9,6 +9,7 @@
 #include "account/budget.h"
 #include "base/counters.h"
 #include "base/lock.h"
+#include "base/no_cancel.h"
 #include "base/shard.h"
 #include "base/size_class.h"
 #include "cache/block.h"
@@ -373,6 +374,8 @@ static int retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg)
 
 int gr_pinned_retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg), void *arg, int rc)
 {
+        GR_NO_CANCEL; /* attempt is called with unpin_lock held */
+
         if (core->driver->trim_host_pools) {
                 core->driver->trim_host_pools();
                 rc = attempt(arg);

@@ -519,6 +519,7 @@ uint64_t gr_neighbour_sum(const char *uuid)
         uint8_t bytes[16];
         uint64_t sum = 0;
         size_t known = 0;
+        GR_NO_CANCEL; /* the file of the region would stay open */
 
         while (known < sizeof(bytes)) {
                 uuid += *uuid == '-';

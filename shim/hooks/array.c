@@ -15,6 +15,7 @@
 #include <assert.h>
 #include <errno.h>
 
+#include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/context.h"
@@ -127,6 +128,7 @@ static CUresult create_charged(struct gr_context *context, uint64_t bytes, gr_ch
 {
         GR_KEEP_ERRNO;
         int rc;
+        GR_NO_CANCEL;
 
         assert(context && bytes > 0 && !request->array && !request->mipmapped);
         rc = gr_charge_accounted(&gr_core, context->device, context, GR_MEMORY_ARRAY, bytes, create, request);
@@ -212,6 +214,7 @@ GR_EXPORT CUresult CUDAAPI cuArrayDestroy(CUarray array)
 {
         struct gr_accounted *entry = NULL;
         CUresult result;
+        GR_NO_CANCEL;
 
         if (gr_shim_ready() && array)
                 entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_ARRAY, (uint64_t)(uintptr_t)array);
@@ -224,6 +227,7 @@ GR_EXPORT CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray mipmapped)
 {
         struct gr_accounted *entry = NULL;
         CUresult result;
+        GR_NO_CANCEL;
 
         if (gr_shim_ready() && mipmapped)
                 entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_ARRAY, (uint64_t)(uintptr_t)mipmapped);

@@ -444,6 +444,7 @@ static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool c
         GR_KEEP_ERRNO;
         unsigned long long id = id_of(ctx);
         CUresult result;
+        GR_NO_CANCEL; /* a context that is about to end must end or stay */
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
@@ -724,6 +725,7 @@ GR_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int fl
 {
         struct gr_context *current, *owner;
         CUresult result;
+        GR_NO_CANCEL;
 
         result = GR_REAL(cuCtxEnablePeerAccess, peer, flags);
         if (result != CUDA_SUCCESS || !gr_shim_ready())

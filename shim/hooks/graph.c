@@ -284,6 +284,7 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
+        GR_NO_CANCEL;    /* the driver is asked about each node */
         forget(*handle); /* that of a graph which was destroyed by a call that no hook has seen */
         if (gr_overhead_counted() && gr_context_current())
                 gr_overhead_look(gr_context_current()->device, GR_OVERHEAD_AGE_NS);
@@ -384,6 +385,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
         /* A launch that is captured reserves nothing: it becomes part of another graph. */
         if (!request.device || gr_capture_on(stream, null_is_own))
                 return submit_unknown(&request);
+        GR_NO_CANCEL; /* attempt charges, and then calls the driver */
         GR_KEEP_ERRNO;
         rc = attempt(&request);
         if (rc == -ENOMEM || rc == -EDQUOT) {
@@ -408,24 +410,25 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
         return request.result;
 }
 
+static CUresult launch(CUgraphExec exec, CUstream stream, bool null_is_own, __typeof__(cuGraphLaunch) *real)
+{
+        gr_submit_begin(stream, null_is_own);
+        if (!gr_stream_graph_begins())
+                return submit(exec, stream, null_is_own, real);
+        GR_NO_CANCEL; /* gr_stream_graph_began must follow */
+        return gr_stream_graph_began(submit(exec, stream, null_is_own, real));
+}
+
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
-        bool told;
-
         gr_shim_ready();
-        gr_submit_begin(stream, false);
-        told = gr_stream_graph_begins();
-        return gr_stream_graph_began(told, submit(exec, stream, false, gr_real.cuGraphLaunch));
+        return launch(exec, stream, false, gr_real.cuGraphLaunch);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
-        bool told;
-
         gr_shim_ready();
-        gr_submit_begin(stream, true);
-        told = gr_stream_graph_begins();
-        return gr_stream_graph_began(told, submit(exec, stream, true, gr_real.cuGraphLaunch_ptsz));
+        return launch(exec, stream, true, gr_real.cuGraphLaunch_ptsz);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec exec, CUstream stream)

@@ -24,6 +24,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "base/no_cancel.h"
 #include "device/device.h"
 #include "driver/real.h"
 #include "hooks/context.h"
@@ -64,6 +65,7 @@ GR_EXPORT CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *external,
         GR_KEEP_ERRNO;
         bool own = false;
         CUresult result;
+        GR_NO_CANCEL; /* or what the driver has opened would not be counted */
 
         /* Checked before the import: the driver takes the descriptor over, and may close it. */
         if (gr_shim_ready() && descriptor &&
@@ -83,6 +85,7 @@ GR_EXPORT CUresult CUDAAPI cuDestroyExternalMemory(CUexternalMemory external)
 {
         struct gr_accounted *entry = NULL;
         CUresult result;
+        GR_NO_CANCEL;
 
         if (gr_shim_ready() && external)
                 entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, (uint64_t)(uintptr_t)external);
@@ -130,6 +133,7 @@ static CUresult open_ipc(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int 
 {
         GR_KEEP_ERRNO;
         CUresult result;
+        GR_NO_CANCEL; /* as in cuImportExternalMemory */
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
@@ -172,6 +176,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
         unsigned long long before = 0;
         GR_KEEP_ERRNO;
         CUresult result;
+        GR_NO_CANCEL;
 
         if (gr_shim_ready() && gr_segment_import_close(dptr, &result) == 0)
                 return result;
@@ -190,6 +195,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
 GR_EXPORT CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool,
                                                             CUmemAllocationHandleType type, unsigned long long flags)
 {
+        GR_NO_CANCEL;
         CUresult result = GR_REAL(cuMemPoolExportToShareableHandle, shareable, pool, type, flags);
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
@@ -200,6 +206,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *shareable, CUm
 GR_EXPORT CUresult CUDAAPI cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable,
                                                               CUmemAllocationHandleType type, unsigned long long flags)
 {
+        GR_NO_CANCEL;
         CUresult result = GR_REAL(cuMemPoolImportFromShareableHandle, pool, shareable, type, flags);
 
         if (result == CUDA_SUCCESS && gr_shim_ready())

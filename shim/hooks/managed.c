@@ -12,6 +12,7 @@
 #include <assert.h>
 #include <errno.h>
 
+#include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/context.h"
@@ -46,6 +47,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
         context = gr_context_current();
         if (!context)
                 return gr_real_given(GR_REAL(cuMemAllocManaged, dptr, bytesize, flags), dptr);
+        GR_NO_CANCEL;
         footprint =
                 gr_is_small(bytesize) ? (bytesize + STEP_BYTES - 1) & ~(STEP_BYTES - 1) : gr_footprint_bytes(bytesize);
         assert(footprint >= bytesize);
@@ -70,6 +72,7 @@ CUresult gr_managed_free_accounted(CUdeviceptr ptr)
                 entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, ptr);
         if (!entry)
                 return gr_stream_ordered_free(ptr);
+        GR_NO_CANCEL; /* the entry is taken */
         result = GR_REAL(cuMemFree_v2, ptr);
         gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
         return result;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/captures.h"
@@ -192,6 +193,7 @@ struct free_request {
 static int give_back(void *arg, uint64_t ptr)
 {
         const struct free_request *request = arg;
+        GR_NO_CANCEL; /* the block is claimed */
 
         return gr_errno_of(request->real(ptr, request->stream));
 }
@@ -217,6 +219,7 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, 
         rc = gr_pool_free_in_order(&gr_core, dptr, give_back, &request);
         if (rc != -ENOENT)
                 return gr_result(rc);
+        GR_NO_CANCEL; /* the free is on a list while the driver is called */
         gr_stream_ordered_free_begin(&freed, dptr);
         result = real(dptr, stream);
         gr_stream_ordered_free_end(&freed, result);

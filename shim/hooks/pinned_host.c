@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <errno.h>
 
+#include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/captures.h"
@@ -48,6 +49,7 @@ static CUresult allocate_charged(struct request *request)
         struct gr_context *context = gr_context_current();
         GR_KEEP_ERRNO;
         int rc;
+        GR_NO_CANCEL;
 
         rc = gr_charge_accounted(&gr_core, gr_core.host, NULL, GR_MEMORY_HOST, footprint, allocate, request);
         if (rc == 0) {
@@ -163,6 +165,7 @@ static CUresult free_charged(void *p, CUresult (*real)(void *))
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
+        GR_NO_CANCEL;
         if (gr_shim_ready() && p)
                 entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_HOST, (uint64_t)(uintptr_t)p);
         result = real(p);

@@ -8,6 +8,7 @@
 #include <assert.h>
 #include <errno.h>
 
+#include "base/no_cancel.h"
 #include "device/device.h"
 #include "device/overhead.h"
 #include "driver/operations.h"
@@ -268,6 +269,7 @@ static CUresult set_sync(CUdeviceptr block, const struct gr_block_info *info, bo
 /* An attribute (SYNC_MEMOPS, set for GPUDirect RDMA) stays with the memory, so the block is not reused afterwards. */
 GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
+        GR_NO_CANCEL; /* the block must not be reused */
         CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, gr_query_unless_cached(ptr));
         struct gr_block_info info;
         CUdeviceptr block;
@@ -293,6 +295,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
         struct gr_block_info info;
         CUdeviceptr block;
         CUresult result;
+        GR_NO_CANCEL; /* as in cuPointerSetAttribute */
 
         if (gr_shim_ready() && gr_real.cuIpcGetMemHandle && gr_options.pool != GR_POOL_BINS &&
             gr_query_block_at(dptr, &block, &info) == 0 && info.split) {
@@ -312,6 +315,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
 GR_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size,
                                                          CUmemRangeHandleType type, unsigned long long flags)
 {
+        GR_NO_CANCEL; /* as in cuPointerSetAttribute */
         CUresult result =
                 GR_REAL(cuMemGetHandleForAddressRange, handle, gr_query_unless_cached(dptr), size, type, flags);
 

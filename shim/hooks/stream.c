@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/no_cancel.h"
 #include "driver/real.h"
 #include "hooks/captures.h"
 #include "hooks/context.h"
@@ -41,6 +42,7 @@ static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread
                                                                                                                        \
                 if (!gr_shim_ready())                                                                                  \
                         return GR_REAL(symbol, __VA_ARGS__);                                                           \
+                GR_NO_CANCEL; /* the gate would stay shut */                                                           \
                 capture = about_to_begin(stream, null_is_per_thread, mode);                                            \
                 gr_gate_begin_enter(&gr_core.gate);                                                                    \
                 /* A capture that is not on the list would keep the gate shut for good. */                             \
@@ -100,6 +102,7 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_th
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
+        GR_NO_CANCEL; /* a capture that is over must leave the list */
         own = gr_capture_identity(stream, null_is_per_thread) == gr_capture_own_stream();
         if (own && gr_shim_ready() && atomic_load(&gr_core.gate.captures) > 0)
                 gr_real.cuCtxGetCurrent(&current);
@@ -137,6 +140,7 @@ static CUresult destroy(CUstream stream, __typeof__(cuStreamDestroy_v2) *real)
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
+        GR_NO_CANCEL; /* as in end_capture */
         number = gr_capture_number(stream, NULL);
         result = real(stream);
         if (result == CUDA_SUCCESS && gr_shim_ready())
@@ -197,6 +201,7 @@ static void created(CUresult result, const void *creator)
 GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)
 {
         CUresult result;
+        GR_NO_CANCEL; /* that streams overlap must be noted */
 
         result = GR_REAL(cuStreamCreate, stream, flags);
         created(result, __builtin_return_address(0));
@@ -206,6 +211,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)
 GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
 {
         CUresult result;
+        GR_NO_CANCEL;
 
         result = GR_REAL(cuStreamCreateWithPriority, stream, flags, priority);
         created(result, __builtin_return_address(0));
@@ -241,12 +247,14 @@ static CUresult waits(bool told, CUresult result)
 #define HOST_WAIT(symbol, parameters, ...)                                                                             \
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
+                GR_NO_CANCEL; /* gr_core_stream_waits must follow */                                                   \
                 bool told = will_wait();                                                                               \
                                                                                                                        \
                 return waits(told, GR_REAL(symbol, __VA_ARGS__));                                                      \
         }                                                                                                              \
         GR_EXPORT CUresult CUDAAPI symbol##_ptsz parameters                                                            \
         {                                                                                                              \
+                GR_NO_CANCEL; /* gr_core_stream_waits must follow */                                                   \
                 bool told = will_wait();                                                                               \
                                                                                                                        \
                 return waits(told, GR_REAL(symbol##_ptsz, __VA_ARGS__));                                               \
@@ -288,9 +296,9 @@ bool gr_stream_graph_begins(void)
         return atomic_load_explicit(&graphs_wait, memory_order_relaxed) && will_wait();
 }
 
-CUresult gr_stream_graph_began(bool told, CUresult result)
+CUresult gr_stream_graph_began(CUresult result)
 {
-        return waits(told, result);
+        return waits(true, result);
 }
 
 #define HOST_NODE(symbol, type, parameters)                                                                            \

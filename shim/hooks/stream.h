@@ -8,10 +8,10 @@
 void gr_stream_graph_node(CUgraphNodeType type);
 
 /*
- * Called before and after the launch of a graph, which may have such a node. told is what gr_stream_graph_begins
- * returned; result is the launch's, and is returned.
+ * Called before the launch of a graph, which may have such a node. Where gr_stream_graph_begins returns true,
+ * gr_stream_graph_began must follow, with the launch's result, which it returns.
  */
 bool gr_stream_graph_begins(void);
-CUresult gr_stream_graph_began(bool told, CUresult result);
+CUresult gr_stream_graph_began(CUresult result);
 
 #endif

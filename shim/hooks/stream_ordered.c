@@ -441,10 +441,10 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_
 /* Enters a pool that the program has made or asked for into the table. */
 static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocationType type)
 {
+        GR_NO_CANCEL;
         GR_KEEP_ERRNO;
         enum gr_memory_kind kind;
         struct gr_device *device = place_of(location, type, &kind);
-        GR_NO_CANCEL;
 
         if (device) {
                 if (kind == GR_MEMORY_STREAM_ORDERED)
@@ -458,6 +458,7 @@ static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocati
 GR_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
         CUresult result;
+        GR_NO_CANCEL; /* a pool that is not in the table would not be counted */
 
         atomic_store_explicit(&pools_made, true, memory_order_relaxed); /* before the program can free memory of it */
         result = GR_REAL(cuMemPoolCreate, pool, props);
@@ -762,8 +763,8 @@ GR_HELD(lock) static void settle_pools(struct gr_device *device, bool trim)
 
 static void refresh(struct gr_device *device, bool trim)
 {
-        CUstreamCaptureMode mode = gr_operations_relax_captures();
         GR_NO_CANCEL;
+        CUstreamCaptureMode mode = gr_operations_relax_captures();
 
         gr_lock(&lock);
         settle_pools(device, trim);

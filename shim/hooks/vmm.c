@@ -416,10 +416,10 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
 GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                                         CUmemAllocationHandleType type, unsigned long long flags)
 {
+        GR_NO_CANCEL;
         CUresult result = GR_REAL(cuMemExportToShareableHandle, shareable, handle, type, flags);
         struct memory *memory;
         bool own;
-        GR_NO_CANCEL;
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;

@@ -187,6 +187,7 @@ static void refresh_pools(int device)
 static void trim_pools(void *context, int device)
 {
         CUcontext left;
+        GR_NO_CANCEL; /* the caller visits the context, and may hold a lock */
 
         assert(context && device >= 0 && device < GR_DEVICES_MAX);
         if (gr_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)

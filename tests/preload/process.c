@@ -601,7 +601,6 @@ int main(int argc, char **argv)
                 {"closes-last", closes_last},
                 {"cancel", cancel},
                 {"cancel-first", cancel_first},
-                {"cancel-calls", cancel_calls},
                 {"cancel-last", cancel_last},
                 {"no-thread", no_thread},
                 {"spawn", spawn},

@@ -18,7 +18,6 @@ void work(void);
 /* Modes: each is the exit status. */
 int cancel(void);
 int cancel_first(void);
-int cancel_calls(void);
 int cancel_last(void);
 int threads_end(void);
 int main_thread_ends(void);
