@@ -126,20 +126,17 @@ static struct gr_block *take_fenced(const struct request *request)
         return gr_source_take(context, request->bytes, false);
 }
 
-/* Hands the caller's block to the program. False: its context has ended meanwhile, and the block is freed. */
-static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
+/*
+ * Hands the caller's block to the program, without a home. False: its context has ended meanwhile, and the block is
+ * freed.
+ */
+static bool hand_out_by_ledger(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 {
-        uint64_t ptr;
+        uint64_t ptr = block->ptr;
         uint32_t generation;
 
         assert(!gr_block_is_live(block) && !gr_block_has_home(block)); /* CACHED, or GONE by now */
         assert(bytes > 0 && bytes <= block->capacity_bytes);
-        ptr = gr_arena_adopt(block, bytes);
-        if (ptr) {
-                *ret_ptr = ptr;
-                return true;
-        }
-        ptr = block->ptr;
         /* The caller owns the block: no other thread counts it. */
         generation =
                 block->flags & GR_BLOCK_SPLIT ? gr_arena_generation(block->context) : gr_block_next_generation(block);
@@ -150,6 +147,20 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
         }
         *ret_ptr = ptr;
         return true;
+}
+
+/* The same, with the thread's arena as its home where that may be. */
+static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
+{
+        *ret_ptr = gr_arena_adopt(block, bytes);
+        return *ret_ptr || hand_out_by_ledger(block, bytes, ret_ptr);
+}
+
+bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
+{
+        struct gr_block *block = gr_graph_hold_take(hold, context, bytes);
+
+        return block && hand_out_by_ledger(block, bytes, ret_ptr);
 }
 
 /* Steps 1 to 3 of the slow path (pool.h): a block of the cache that is usable, or can be made so at once; NULL. */

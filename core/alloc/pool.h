@@ -96,6 +96,12 @@ struct gr_graph_hold;
  */
 void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr);
 
+/*
+ * Gives the program a block of the context that is parked in hold (gr_graph_hold_take), and stays in hold. False: there
+ * is none. The caller is a user of hold, and its capture has a single stream. No lock of core/ is held.
+ */
+bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
+
 /* Frees what was parked for holds that have no users any more. Allocations do so, too. No lock of core/ is held. */
 void gr_pool_collect(struct gr_core *core);
 

@@ -5,9 +5,13 @@
 
 #include <utlist.h>
 
+#include "base/size_class.h"
 #include "cache/block.h"
 #include "cache/ledger.h"
 #include "context/context.h"
+
+#define LOOK         256 /* parked blocks that a request looks at */
+#define LARGER_SHARE 8   /* one that serves it is larger by at most an eighth, and one unit */
 
 struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core)
 {
@@ -62,6 +66,29 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
         }
         gr_unlock(&core->holds_lock);
         return hold;
+}
+
+struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes)
+{
+        struct gr_core *core = hold->core;
+        struct gr_block **at, *block;
+        size_t most = bytes + bytes / LARGER_SHARE + GR_SPLIT_UNIT_BYTES;
+
+        gr_lock(&core->holds_lock);
+        at = &hold->parked;
+        for (unsigned looked_at = 0; (block = *at); at = &block->next) {
+                if (block->context == context && !(block->flags & ~GR_BLOCK_SPLIT) && block->capacity_bytes >= bytes &&
+                    block->capacity_bytes <= most)
+                        break;
+                if (++looked_at == LOOK) {
+                        block = NULL;
+                        break;
+                }
+        }
+        if (block)
+                *at = block->next;
+        gr_unlock(&core->holds_lock);
+        return block;
 }
 
 bool gr_graph_holds_are_over(struct gr_core *core)

@@ -13,6 +13,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "base/lock.h"
 
@@ -43,6 +44,13 @@ void gr_graph_hold_release(struct gr_graph_hold *hold);
  * Where it has no hold any more that is forgotten. No lock is held.
  */
 bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block);
+
+/*
+ * Takes a block of the context that is parked in hold, and little larger than bytes; the caller has it. NULL: there is
+ * none among the newest. Only for the capture that parked it: in the order of a single stream, its work on the block is
+ * done before that of the next owner.
+ */
+struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes);
 
 /* Whether gr_graph_holds_collect may find something. */
 bool gr_graph_holds_are_over(struct gr_core *core);

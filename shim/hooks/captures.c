@@ -203,6 +203,36 @@ bool gr_captures_refuse(void)
         return refuse;
 }
 
+bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
+{
+        CUstreamCaptureMode mode = own_mode();
+        struct gr_graph_hold *hold = NULL;
+        struct gr_capture *first = NULL;
+        bool served;
+
+        gr_lock(&capturing_lock);
+        if (refusing(mode, &first) == 1 && !first->forked && first->hold) {
+                hold = first->hold;
+                gr_graph_hold_retain(hold);
+        }
+        gr_unlock(&capturing_lock);
+        served = hold && gr_pool_alloc_held(hold, context, bytes, ret_ptr);
+        if (hold)
+                gr_graph_hold_release(hold);
+        return served;
+}
+
+void gr_capture_forks(const void *stream)
+{
+        GR_KEEP_ERRNO;
+
+        gr_lock(&capturing_lock);
+        for (unsigned i = 0; i < capturing_count; i++)
+                if (!stream || capturing[i].stream == stream)
+                        capturing[i].forked = true;
+        gr_unlock(&capturing_lock);
+}
+
 void gr_captures_hold(uint64_t ptr)
 {
         CUstreamCaptureMode mode = own_mode();

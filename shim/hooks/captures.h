@@ -17,6 +17,7 @@ struct gr_capture {
         /* What decides whose memory an allocation is (gr_captures_hold). */
         const void *thread; /* that began it, as gr_capture_own_stream */
         CUstreamCaptureMode mode;
+        bool forked;                /* its work may be on several streams (gr_capture_may_fork) */
         struct gr_graph_hold *hold; /* of what it was given, with the list as a user; NULL: nothing yet */
 };
 
@@ -71,6 +72,15 @@ void gr_capture_began(const struct gr_capture *capture);
  */
 void gr_captures_hold(uint64_t ptr);
 
+/*
+ * As gr_pool_alloc_held, for an allocation that gr_captures_hold would give a hold. False: no block of its capture can
+ * serve again.
+ */
+bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
+
+/* The slow path of gr_capture_may_fork. stream: as in struct gr_capture; NULL: whatever is captured. */
+void gr_capture_forks(const void *stream);
+
 /* Whether the driver refuses the calling thread an allocation because of open captures. */
 bool gr_captures_refuse(void);
 
@@ -78,6 +88,17 @@ bool gr_captures_refuse(void);
 static inline bool gr_captures_are_open(void)
 {
         return __builtin_expect(atomic_load_explicit(&gr_core.gate.captures, memory_order_relaxed) > 0, 0);
+}
+
+/*
+ * Called before an event is recorded on the stream: in a capture another stream may wait for it, and its work is then
+ * beside that of this one. From there on no memory serves twice in that capture, as a later owner on the one stream does
+ * not wait for the earlier on the other.
+ */
+static inline void gr_capture_may_fork(CUstream stream, bool null_is_own)
+{
+        if (gr_captures_are_open())
+                gr_capture_forks(gr_capture_identity(stream, null_is_own));
 }
 
 /* From this call on, work may run beside other work. Called after gr_shim_ready. */

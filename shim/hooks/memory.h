@@ -12,17 +12,19 @@
  * fails, the block is unchanged.
  *
  * The inline functions are the fast path; the slow path is in memory.c, and goes on from what the fast path has done:
- * ptr is what gr_arena_alloc returned, 0 for nothing. The context of a slow free is the one that gr_arena_free
- * returned, with its output should_close; NULL where it did not take the block back.
+ * ptr is what gr_arena_alloc returned; 0 where that is nothing, or it was not called as a capture is open. The context
+ * of a slow free is the one that gr_arena_free returned, with its output should_close; NULL where it did not take the
+ * block back.
  */
 int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
 int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool should_close);
 
 static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
 {
-        uint64_t ptr = gr_arena_alloc(context, bytes); /* does not touch errno; the slow path may */
+        /* Does not touch errno; the slow path may */
+        uint64_t ptr = gr_captures_are_open() ? 0 : gr_arena_alloc(context, bytes);
 
-        if (__builtin_expect(!ptr || gr_trace_is_on() || gr_captures_are_open(), 0))
+        if (__builtin_expect(!ptr || gr_trace_is_on(), 0))
                 return gr_memory_alloc_slow(context, ptr, bytes, ret_ptr);
         *ret_ptr = ptr;
         return 0;

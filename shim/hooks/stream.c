@@ -90,6 +90,50 @@ GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUg
                       mode);
 }
 
+GR_EXPORT CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream)
+{
+        gr_capture_may_fork(stream, false);
+        return GR_REAL(cuEventRecord, event, stream);
+}
+
+GR_EXPORT CUresult CUDAAPI cuEventRecord_ptsz(CUevent event, CUstream stream)
+{
+        gr_capture_may_fork(stream, true);
+        return GR_REAL(cuEventRecord_ptsz, event, stream);
+}
+
+GR_EXPORT CUresult CUDAAPI cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
+{
+        gr_capture_may_fork(stream, false);
+        return GR_REAL(cuEventRecordWithFlags, event, stream, flags);
+}
+
+GR_EXPORT CUresult CUDAAPI cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned int flags)
+{
+        gr_capture_may_fork(stream, true);
+        return GR_REAL(cuEventRecordWithFlags_ptsz, event, stream, flags);
+}
+
+/* What a capture's next work waits for is set by hand: it may be anything. */
+#define DEPENDENCIES(symbol, parameters, ...)                                                                          \
+        GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
+        {                                                                                                              \
+                if (gr_captures_are_open())                                                                            \
+                        gr_capture_forks(NULL);                                                                        \
+                return GR_REAL(symbol, __VA_ARGS__);                                                                   \
+        }
+
+DEPENDENCIES(cuStreamUpdateCaptureDependencies, (CUstream stream, CUgraphNode *nodes, size_t count, unsigned int flags),
+             stream, nodes, count, flags)
+DEPENDENCIES(cuStreamUpdateCaptureDependencies_ptsz,
+             (CUstream stream, CUgraphNode *nodes, size_t count, unsigned int flags), stream, nodes, count, flags)
+DEPENDENCIES(cuStreamUpdateCaptureDependencies_v2,
+             (CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count, unsigned int flags),
+             stream, nodes, edges, count, flags)
+DEPENDENCIES(cuStreamUpdateCaptureDependencies_v2_ptsz,
+             (CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count, unsigned int flags),
+             stream, nodes, edges, count, flags)
+
 /* A failed end may leave the capture open (wrong thread or stream) or close it (the capture was invalidated). */
 static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_thread,
                             __typeof__(cuStreamEndCapture) *real)

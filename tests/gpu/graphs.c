@@ -167,6 +167,90 @@ static void what_it_becomes(void)
         GR_MUST(cuGraphExecDestroy(exec));
 }
 
+enum { LINKS = 40 };
+
+/* In a capture of one stream memory serves again: a chain of as many blocks needs the memory of few, and is right. */
+static void a_chain(void)
+{
+        const size_t bytes = 9 * MIB;
+        CUdeviceptr results, p, seen[LINKS];
+        unsigned different = 0, wrong = 0;
+        uint32_t words[LINKS];
+        CUgraphExec exec;
+        CUgraph graph;
+
+        GR_MUST(cuMemAlloc(&results, LINKS * 4));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        for (unsigned i = 0; i < LINKS; i++) {
+                bool before = false;
+
+                GR_MUST(cuMemAlloc(&p, bytes - i % 3 * 64 * KIB));
+                GR_MUST(gt_fill(&gt, stream, p, 100 + i, 64));
+                GR_MUST(gt_copy(&gt, stream, results + i * 4, p, 1));
+                GR_MUST(cuMemFree(p));
+                for (unsigned k = 0; k < i; k++)
+                        before |= seen[k] == p;
+                seen[i] = p;
+                different += !before;
+        }
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        for (int turn = 0; turn < 3; turn++) {
+                GR_MUST(cuMemsetD32(results, 0, LINKS));
+                GR_MUST(cuCtxSynchronize());
+                GR_MUST(cuGraphLaunch(exec, stream));
+                GR_MUST(cuCtxSynchronize());
+                GR_MUST(cuMemcpyDtoH(words, results, sizeof words));
+                for (unsigned i = 0; i < LINKS; i++)
+                        wrong += words[i] != 100 + i;
+        }
+        row(different <= LINKS / 2, "a chain uses its memory again");
+        row(wrong == 0, "and each link sees its own");
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuMemFree(results));
+}
+
+/* Once an event was recorded another stream of the capture may use the memory at any time: it does not serve again. */
+static void a_fork(void)
+{
+        CUstream other = gt_stream();
+        CUdeviceptr result, p, q;
+        CUgraphExec exec;
+        CUgraph graph;
+        CUevent event;
+        uint32_t word = 0, wrong = 0;
+
+        GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuMemAlloc(&result, 4));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuMemAlloc(&p, MIB));
+        GR_MUST(cuEventRecord(event, stream));
+        GR_MUST(cuStreamWaitEvent(other, event, 0));
+        GR_MUST(gt_late_fill(&gt, other, p, 1, 1, 20000));
+        GR_MUST(gt_copy(&gt, other, result, p, 1));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemAlloc(&q, MIB));
+        GR_MUST(gt_fill(&gt, stream, q, 2, MIB / 4));
+        GR_MUST(cuEventRecord(event, other));
+        GR_MUST(cuStreamWaitEvent(stream, event, 0));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        for (int turn = 0; turn < 3; turn++) {
+                GR_MUST(cuGraphLaunch(exec, stream));
+                GR_MUST(cuCtxSynchronize());
+                GR_MUST(cuMemcpyDtoH(&word, result, 4));
+                wrong += word != 1;
+        }
+        row(p != q && wrong == 0, "two streams in one capture");
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamDestroy(other));
+        GR_MUST(cuEventDestroy(event));
+        GR_MUST(cuMemFree(result));
+}
+
 /* How a graph ends. */
 enum ending { AT_ONCE, WITH_EXECUTABLE, LAUNCHED, BROKEN, WITH_STREAM, ENDINGS };
 static const char *const endings[] = {"destroyed at once", "destroyed with its executable", "launched, and destroyed",
@@ -290,6 +374,8 @@ int main(int argc, char **argv)
         if (!relaxed) {
                 of_another_thread();
                 what_it_becomes();
+                a_chain();
+                a_fork();
                 comes_back();
                 edges();
         }
