@@ -80,6 +80,7 @@ struct gr_device {
         bool integrated;                /* the device uses the host's memory; constant once blocks exist */
         _Atomic uint64_t spill_bytes;   /* most host memory that may serve allocations in place of device memory */
         _Atomic uint64_t spilled_bytes; /* how much of it is in use now */
+        _Atomic uint64_t graph_bytes;   /* freed, but parked for graphs (cache/graph_hold.h) */
         _Atomic uint64_t spill_begun, spill_ended; /* how many frees of spilled blocks have begun, and ended */
 
         /* NULL: no group. Constant once set, which happens before the first charge. */
@@ -280,12 +281,22 @@ static inline uint64_t gr_budget_slab_rest(struct gr_device *device)
         return rest <= INT64_MAX ? rest : 0;
 }
 
-/* gr_budget_held less the unused rest of slabs: what the program has. Never negative either. */
+/*
+ * gr_budget_held less the unused rest of slabs: what the program has, and its graphs. Never negative either.
+ */
 static inline uint64_t gr_budget_live(struct gr_device *device)
 {
         uint64_t rest = gr_budget_slab_rest(device), held = gr_budget_held(device);
 
         return held > rest ? held - rest : 0;
+}
+
+/* The part of it that the program has not freed: the rest is parked for graphs. */
+static inline uint64_t gr_budget_live_unfreed(struct gr_device *device)
+{
+        uint64_t parked = atomic_load(&device->graph_bytes), live = gr_budget_live(device);
+
+        return live > parked ? live - parked : 0;
 }
 
 /* Raises the peaks to the live memory. Called after each block from the driver, and after some from the cache. */

@@ -5,6 +5,7 @@
 
 #include <utlist.h>
 
+#include "account/budget.h"
 #include "base/size_class.h"
 #include "cache/block.h"
 #include "cache/ledger.h"
@@ -12,6 +13,12 @@
 
 #define LOOK         256 /* parked blocks that a request looks at */
 #define LARGER_SHARE 8   /* one that serves it is larger by at most an eighth, and one unit */
+
+/* Counts a block as parked (1), or not (-1). */
+static void count(const struct gr_block *block, int sign)
+{
+        gr_budget_add(&block->context->device->graph_bytes, (uint64_t)sign * block->capacity_bytes);
+}
 
 struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core)
 {
@@ -60,6 +67,7 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
         if (hold && atomic_load(&hold->users) > 0) {
                 block->next = hold->parked;
                 hold->parked = block;
+                count(block, 1);
         } else {
                 block->hold = 0;
                 hold = NULL;
@@ -85,8 +93,10 @@ struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_contex
                         break;
                 }
         }
-        if (block)
+        if (block) {
                 *at = block->next;
+                count(block, -1);
+        }
         gr_unlock(&core->holds_lock);
         return block;
 }
@@ -112,6 +122,7 @@ struct gr_block *gr_graph_holds_collect(struct gr_core *core)
                         block->next = all;
                         block->hold = 0;
                         all = block;
+                        count(block, -1);
                 }
                 LL_DELETE(core->holds, hold);
                 free(hold);
@@ -136,6 +147,7 @@ void gr_graph_holds_drop(struct gr_context *context)
                         *at = block->next;
                         block->next = gone;
                         gone = block;
+                        count(block, -1);
                 }
         }
         gr_unlock(&core->holds_lock);

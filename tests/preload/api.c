@@ -412,6 +412,7 @@ int main(int argc, char **argv)
                 {"range-error", test_range_error},
                 {"decay", test_decay},
                 {"no-decay", test_no_decay},
+                {"graph-memory", test_graph_memory},
                 {"moves", test_moves},
                 {"threshold", test_threshold},
                 {"soft-limit", test_soft_limit},

@@ -31,6 +31,7 @@ void test_range_error(void);
 /* Modes: by_itself.c. */
 void test_decay(void);
 void test_no_decay(void);
+void test_graph_memory(void);
 void test_moves(void);
 void test_threshold(void);
 void test_soft_limit(void);

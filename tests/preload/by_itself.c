@@ -309,3 +309,32 @@ void test_no_proactive(void)
 {
         test_waits(false);
 }
+
+/* What the program has freed and a graph still uses is neither live nor cached. */
+void test_graph_memory(void)
+{
+        CUstream stream;
+        uint64_t live;
+        CUdeviceptr p;
+        CUgraph graph;
+
+        gt_open(&gt);
+        stream = gt_stream();
+        live = status().live_bytes;
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        p = allocate(16 * MIB);
+        GR_MUST(gt_fill(&gt, stream, p, 1, 4 * MIB));
+        GR_CHECK_EQ(status().live_bytes, live + 16 * MIB);
+        GR_CHECK_EQ(status().graph_bytes, 0);
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_CHECK_EQ(status().live_bytes, live);
+        GR_CHECK_EQ(status().graph_bytes, 16 * MIB);
+        GR_CHECK_EQ(status().cached_bytes, 0);
+        GR_MUST(cuGraphDestroy(graph));
+        p = allocate(32 * MIB); /* finds out */
+        GR_CHECK_EQ(status().graph_bytes, 0);
+        GR_MUST(cuMemFree(p));
+        GR_CHECK(status().cached_bytes >= 48 * MIB);
+        gt_close(&gt);
+}

@@ -49,6 +49,7 @@ class _Status(ctypes.Structure):  # struct gpureclaim_status
             "card_free_bytes",
             "driver_bytes",
             "imported_bytes",
+            "graph_bytes",
         )
     ]
 
