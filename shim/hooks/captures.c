@@ -12,6 +12,8 @@ static struct gr_lock capturing_lock = GR_LOCK_INIT(GR_RANK_CAPTURING);
 static struct gr_capture *capturing GR_GUARDED_BY(capturing_lock);
 static unsigned capturing_count GR_GUARDED_BY(capturing_lock), capturing_room GR_GUARDED_BY(capturing_lock);
 static uint64_t captures_begun GR_GUARDED_BY(capturing_lock);
+/* Of what was allocated while several captures were open, for good; NULL: nothing yet. */
+static struct gr_graph_hold *unknown_hold GR_GUARDED_BY(capturing_lock);
 
 static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
 static pthread_key_t thread_key; /* set in threads that have captured on their per-thread stream: thread_ends */
@@ -242,10 +244,16 @@ void gr_captures_hold(uint64_t ptr)
 
         gr_lock(&capturing_lock);
         count = refusing(mode, &first);
-        if (first && !first->hold)
-                first->hold = gr_graph_hold_new(&gr_core);
-        if (first && (hold = first->hold))
-                gr_graph_hold_retain(hold);
+        if (count > 0) {
+                /* With several captures it is not known which of their graphs uses the block. */
+                struct gr_graph_hold **at = count == 1 ? &first->hold : &unknown_hold;
+
+                if (!*at)
+                        *at = gr_graph_hold_new(&gr_core);
+                hold = *at;
+                if (hold)
+                        gr_graph_hold_retain(hold);
+        }
         gr_unlock(&capturing_lock);
         if (count == 0)
                 return;
@@ -253,8 +261,6 @@ void gr_captures_hold(uint64_t ptr)
                 gr_ledger_mark_exported(gr_core.ledger, ptr);
                 return;
         }
-        if (count > 1)
-                gr_graph_hold_retain(hold); /* for good: which of their graphs uses the block is not known */
         gr_pool_hold(hold, ptr);
         gr_graph_hold_release(hold);
 }

@@ -131,6 +131,43 @@ static void of_another_thread(void)
         GR_MUST(cuGraphExecDestroy(exec));
 }
 
+static CUgraph other_graph;
+
+static void *capture_elsewhere(void *ret_p)
+{
+        CUstream other;
+
+        gt_attach(&gt);
+        other = gt_stream();
+        GR_MUST(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuMemAlloc(ret_p, MIB));
+        GR_MUST(gt_fill(&gt, other, *(CUdeviceptr *)ret_p, 7, MIB / 4));
+        GR_MUST(cuMemFree(*(CUdeviceptr *)ret_p));
+        GR_MUST(cuStreamEndCapture(other, &other_graph));
+        return NULL;
+}
+
+/* What one of two captures has freed does not serve the other one. */
+static void of_two_captures(void)
+{
+        CUdeviceptr p, q, own;
+        pthread_t thread;
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuMemAlloc(&own, 5 * MIB));
+        pthread_create(&thread, NULL, capture_elsewhere, &p);
+        pthread_join(thread, NULL);
+        GR_MUST(cuMemAlloc(&q, MIB));
+        GR_MUST(gt_fill(&gt, stream, q, 7, MIB / 4));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuMemFree(own));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        row(p != q, "two captures at once");
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuGraphDestroy(other_graph));
+}
+
 /* The memory of a graph outlives copies of it, and what they are part of. */
 static void what_it_becomes(void)
 {
@@ -373,6 +410,7 @@ int main(int argc, char **argv)
         nobody_elses(relaxed);
         if (!relaxed) {
                 of_another_thread();
+                of_two_captures();
                 what_it_becomes();
                 a_chain();
                 a_fork();
