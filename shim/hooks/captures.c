@@ -50,6 +50,15 @@ uint64_t gr_capture_number(const void *stream, CUcontext current)
         return number;
 }
 
+/* The background thread collects what is over, as the program may not allocate again. */
+static void wake_if_over(void)
+{
+        GR_KEEP_ERRNO;
+
+        if (gr_graph_holds_are_over(&gr_core) && gr_core.wake)
+                gr_core.wake(&gr_core);
+}
+
 void gr_capture_over(uint64_t number, CUcontext context)
 {
         if (!number && !context)
@@ -68,6 +77,7 @@ void gr_capture_over(uint64_t number, CUcontext context)
                 }
         }
         gr_unlock(&capturing_lock);
+        wake_if_over();
 }
 
 const void *gr_capture_own_stream(void)
@@ -134,9 +144,11 @@ void gr_capture_began(const struct gr_capture *capture)
         gr_unlock(&capturing_lock);
 }
 
+/* The driver calls this in a thread of its own, after cuGraphDestroy or cuGraphExecDestroy has returned. */
 static void CUDA_CB destroyed(void *hold)
 {
         gr_graph_hold_release(hold);
+        wake_if_over();
 }
 
 /*
