@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc/pool.h"
 #include "cache/block.h"
 
 #define VISIT_LOOK_NS UINT64_C(20000)
@@ -36,6 +37,7 @@ void gr_core_init(struct gr_core *core, struct gr_parts *parts, const struct gr_
         core->proactive = &parts->proactive;
         gr_ledger_init(core->ledger);
         gr_accounted_init(core->accounted);
+        core->collect = gr_pool_collect;
         gr_gate_init(&core->gate);
         gr_reclaimables_init(core->registry);
         gr_lock_init(&core->contexts_lock, GR_RANK_CONTEXTS);

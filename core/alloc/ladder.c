@@ -310,6 +310,7 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                 bool others, own;
 
                 driver->sleep_ns(WAIT_LOOK_NS);
+                core->collect(core);
                 now_ns = driver->now_ns();
                 freed = freed_so_far(device, core);
                 others = now_ns >= asked_ns + pause_ns || now_ns >= deadline_ns;
@@ -434,6 +435,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         gr_lock_rank_assert_free_from(GR_RANK_LADDER);
         assert(out_of_memory(climb->error) && climb->bytes > 0);
         assert(!ret_block == (climb->attempt != NULL)); /* only a climb for a block returns one */
+        core->collect(core);                            /* what graphs that have gone had is cached then */
         /* The figure of stream-ordered memory that counts against the limit may be out of date. */
         if (rc == -EDQUOT && core->driver->refresh_pools &&
             atomic_load(&context->device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) > 0) {

@@ -442,16 +442,35 @@ void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
                 gr_block_drop(block);
 }
 
-void gr_pool_collect(struct gr_core *core)
+static bool collect_one(struct gr_context *context, void *arg)
 {
         struct gr_block *block, *next;
 
-        for (block = gr_graph_holds_collect(core); block; block = next) {
+        (void)arg;
+        for (block = gr_graph_holds_collect(context->core, context); block; block = next) {
                 next = block->next;
                 if (gr_block_state(block) == GR_BLOCK_GONE)
                         gr_block_drop(block);
                 else
-                        free_claimed(core, block, &(struct order){0});
+                        free_claimed(context->core, block, &(struct order){0});
+        }
+        return true;
+}
+
+/*
+ * The calling thread need not use the blocks' contexts, which the program may end meanwhile: so each is visited. Where
+ * one is about to end its blocks stay, and go with it.
+ */
+void gr_pool_collect(struct gr_core *core)
+{
+        struct gr_block *block, *next;
+
+        if (!gr_graph_holds_begin(core))
+                return;
+        gr_context_each(core, -1, collect_one, NULL);
+        for (block = gr_graph_holds_collect(core, NULL); block; block = next) {
+                next = block->next;
+                gr_block_drop(block);
         }
 }
 

@@ -106,26 +106,39 @@ bool gr_graph_holds_are_over(struct gr_core *core)
         return atomic_load_explicit(&core->holds_over, memory_order_relaxed);
 }
 
-struct gr_block *gr_graph_holds_collect(struct gr_core *core)
+bool gr_graph_holds_begin(struct gr_core *core)
 {
-        struct gr_block *all = NULL, *block;
+        return gr_graph_holds_are_over(core) && atomic_exchange(&core->holds_over, false);
+}
+
+struct gr_block *gr_graph_holds_collect(struct gr_core *core, struct gr_context *context)
+{
+        struct gr_block *all = NULL, *block, **at;
         struct gr_graph_hold *hold, *tmp;
 
-        if (!atomic_exchange(&core->holds_over, false))
-                return NULL;
         gr_lock(&core->holds_lock);
         LL_FOREACH_SAFE (core->holds, hold, tmp) {
                 if (atomic_load(&hold->users) > 0)
                         continue;
-                while ((block = hold->parked)) {
-                        hold->parked = block->next;
+                for (at = &hold->parked; (block = *at);) {
+                        if (context ? block->context != context : gr_block_state(block) != GR_BLOCK_GONE) {
+                                at = &block->next;
+                                continue;
+                        }
+                        *at = block->next;
                         block->next = all;
                         block->hold = 0;
                         all = block;
                         count(block, -1);
                 }
-                LL_DELETE(core->holds, hold);
-                free(hold);
+                if (context)
+                        continue;
+                if (hold->parked) { /* of a context that is about to end, or to begin: another try is needed */
+                        atomic_store(&core->holds_over, true);
+                } else {
+                        LL_DELETE(core->holds, hold);
+                        free(hold);
+                }
         }
         gr_unlock(&core->holds_lock);
         return all;

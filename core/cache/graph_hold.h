@@ -52,14 +52,16 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block);
  */
 struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes);
 
-/* Whether gr_graph_holds_collect may find something. */
+/* Whether gr_graph_holds_collect may find something; gr_graph_holds_begin says the same, and then false until it may. */
 bool gr_graph_holds_are_over(struct gr_core *core);
+bool gr_graph_holds_begin(struct gr_core *core);
 
 /*
- * Frees the holds without users, and returns the blocks that were parked there, linked by next, which are the caller's
- * now; NULL: none. No lock is held.
+ * Takes the blocks of context that are parked in holds without users; they are the caller's, which visits the context:
+ * so it does not end before they are freed. context NULL: blocks that are GONE, of any context, and holds in which none
+ * is left are freed. Linked by next; NULL: none. No lock is held.
  */
-struct gr_block *gr_graph_holds_collect(struct gr_core *core);
+struct gr_block *gr_graph_holds_collect(struct gr_core *core, struct gr_context *context);
 
 /* The context has gone: frees the structures of its parked blocks. */
 void gr_graph_holds_drop(struct gr_context *context);

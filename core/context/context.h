@@ -135,6 +135,8 @@ struct gr_core {
         struct gr_graph_hold *holds;
         unsigned holds_made;
         _Atomic bool holds_over; /* one may have lost its last user */
+        /* Frees what was parked there: gr_pool_collect, which stands above much that needs the memory. Constant. */
+        void (*collect)(struct gr_core *core);
 
         /* Called when the cache holds more than it may: gr_trim_excess must be called soon. May be NULL. */
         void (*wake)(struct gr_core *core);

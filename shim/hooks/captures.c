@@ -12,6 +12,8 @@ static struct gr_lock capturing_lock = GR_LOCK_INIT(GR_RANK_CAPTURING);
 static struct gr_capture *capturing GR_GUARDED_BY(capturing_lock);
 static unsigned capturing_count GR_GUARDED_BY(capturing_lock), capturing_room GR_GUARDED_BY(capturing_lock);
 static uint64_t captures_begun GR_GUARDED_BY(capturing_lock);
+/* Of what was allocated while several captures were open, for good; NULL: nothing yet. */
+static struct gr_graph_hold *unknown_hold GR_GUARDED_BY(capturing_lock);
 
 static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
 static pthread_key_t thread_key; /* set in threads that have captured on their per-thread stream: thread_ends */
@@ -48,6 +50,15 @@ uint64_t gr_capture_number(const void *stream, CUcontext current)
         return number;
 }
 
+/* The background thread collects what is over, as the program may not allocate again. */
+static void wake_if_over(void)
+{
+        GR_KEEP_ERRNO;
+
+        if (gr_graph_holds_are_over(&gr_core) && gr_core.wake)
+                gr_core.wake(&gr_core);
+}
+
 void gr_capture_over(uint64_t number, CUcontext context)
 {
         if (!number && !context)
@@ -66,6 +77,7 @@ void gr_capture_over(uint64_t number, CUcontext context)
                 }
         }
         gr_unlock(&capturing_lock);
+        wake_if_over();
 }
 
 const void *gr_capture_own_stream(void)
@@ -132,9 +144,11 @@ void gr_capture_began(const struct gr_capture *capture)
         gr_unlock(&capturing_lock);
 }
 
+/* The driver calls this in a thread of its own, after cuGraphDestroy or cuGraphExecDestroy has returned. */
 static void CUDA_CB destroyed(void *hold)
 {
         gr_graph_hold_release(hold);
+        wake_if_over();
 }
 
 /*
@@ -242,10 +256,16 @@ void gr_captures_hold(uint64_t ptr)
 
         gr_lock(&capturing_lock);
         count = refusing(mode, &first);
-        if (first && !first->hold)
-                first->hold = gr_graph_hold_new(&gr_core);
-        if (first && (hold = first->hold))
-                gr_graph_hold_retain(hold);
+        if (count > 0) {
+                /* With several captures it is not known which of their graphs uses the block. */
+                struct gr_graph_hold **at = count == 1 ? &first->hold : &unknown_hold;
+
+                if (!*at)
+                        *at = gr_graph_hold_new(&gr_core);
+                hold = *at;
+                if (hold)
+                        gr_graph_hold_retain(hold);
+        }
         gr_unlock(&capturing_lock);
         if (count == 0)
                 return;
@@ -253,8 +273,6 @@ void gr_captures_hold(uint64_t ptr)
                 gr_ledger_mark_exported(gr_core.ledger, ptr);
                 return;
         }
-        if (count > 1)
-                gr_graph_hold_retain(hold); /* for good: which of their graphs uses the block is not known */
         gr_pool_hold(hold, ptr);
         gr_graph_hold_release(hold);
 }

@@ -67,8 +67,8 @@ void gr_capture_began(const struct gr_capture *capture);
 
 /*
  * The block at ptr was just allocated for the program, which does not know it yet. If the driver would have refused that
- * because of open captures, their graphs may use it from now on: it gets a hold, whose users are these captures and, as
- * long as they exist, what is made of their graphs. Does nothing where there is no such capture.
+ * because of an open capture, its graph may use it from now on: it gets a hold, whose users are this capture and, as long
+ * as it exists, what is made of its graph. Where there are several such captures it has a user for good. Does nothing where there is no such capture.
  */
 void gr_captures_hold(uint64_t ptr);
 

@@ -108,7 +108,11 @@ GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_byt
         /* Memory that is going back counts as cached until that is done: it would be counted twice, so try again. */
         for (unsigned tries = 0;; tries++) {
                 uint64_t ended = context ? gr_budget_releases_ended(context->device) : 0;
-                CUresult result = GR_REAL(cuMemGetInfo_v2, free_bytes, total_bytes);
+                CUresult result;
+
+                if (context)
+                        gr_pool_collect(&gr_core);
+                result = GR_REAL(cuMemGetInfo_v2, free_bytes, total_bytes);
 
                 if (result != CUDA_SUCCESS || !context)
                         return result;

@@ -131,6 +131,43 @@ static void of_another_thread(void)
         GR_MUST(cuGraphExecDestroy(exec));
 }
 
+static CUgraph other_graph;
+
+static void *capture_elsewhere(void *ret_p)
+{
+        CUstream other;
+
+        gt_attach(&gt);
+        other = gt_stream();
+        GR_MUST(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuMemAlloc(ret_p, MIB));
+        GR_MUST(gt_fill(&gt, other, *(CUdeviceptr *)ret_p, 7, MIB / 4));
+        GR_MUST(cuMemFree(*(CUdeviceptr *)ret_p));
+        GR_MUST(cuStreamEndCapture(other, &other_graph));
+        return NULL;
+}
+
+/* What one of two captures has freed does not serve the other one. */
+static void of_two_captures(void)
+{
+        CUdeviceptr p, q, own;
+        pthread_t thread;
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuMemAlloc(&own, 5 * MIB));
+        pthread_create(&thread, NULL, capture_elsewhere, &p);
+        pthread_join(thread, NULL);
+        GR_MUST(cuMemAlloc(&q, MIB));
+        GR_MUST(gt_fill(&gt, stream, q, 7, MIB / 4));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuMemFree(own));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        row(p != q, "two captures at once");
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuGraphDestroy(other_graph));
+}
+
 /* The memory of a graph outlives copies of it, and what they are part of. */
 static void what_it_becomes(void)
 {
@@ -308,6 +345,66 @@ static void comes_back(void)
         }
 }
 
+/* The driver tells a moment later that a graph has gone. */
+static bool soon(bool (*is_so)(size_t bytes), size_t bytes)
+{
+        bool so = is_so(bytes);
+
+        for (int i = 0; i < 100 && !so; i++) {
+                gt_sleep_us(10000);
+                so = is_so(bytes);
+        }
+        return so;
+}
+
+static bool is_free(size_t bytes)
+{
+        size_t now, total;
+
+        GR_MUST(cuMemGetInfo(&now, &total));
+        return now >= bytes;
+}
+
+static bool can_be_created(size_t bytes)
+{
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}};
+        CUmemGenericAllocationHandle handle;
+        CUresult result = cuMemCreate(&handle, bytes / GT_PAGE * GT_PAGE, &prop, 0);
+
+        if (result == CUDA_SUCCESS)
+                GR_MUST(cuMemRelease(handle));
+        return result == CUDA_SUCCESS;
+}
+
+static bool went_back(size_t bytes)
+{
+        size_t now;
+
+        return gt_footprint(&gt, &now) && now <= bytes;
+}
+
+/* What a graph had is there for the program once it has gone, also for what the pool does not serve, and decays. */
+static void is_there_again(void)
+{
+        size_t before, total, least;
+        CUgraph graph;
+        CUdeviceptr p;
+
+        GR_MUST(cuMemGetInfo(&before, &total));
+        graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, before / 4 * 3, true, &p);
+        GR_MUST(cuGraphDestroy(graph));
+        row(soon(can_be_created, before / 2), "memory of a graph that has gone, as another kind");
+        graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, before / 4 * 3, true, &p);
+        GR_MUST(cuGraphDestroy(graph));
+        row(soon(is_free, before / 2), "memory of a graph that has gone, as free memory");
+        if (!gt.simulated || !gt_footprint(&gt, &least))
+                return; /* elsewhere the decay takes ten seconds */
+        graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, before / 4 * 3, true, &p);
+        GR_MUST(cuGraphDestroy(graph));
+        row(soon(went_back, before / 2), "memory of a graph that has gone decays");
+}
+
 /* Freed once more it is refused, as any freed memory; and a context that ends takes all with it. */
 static void edges(void)
 {
@@ -373,10 +470,12 @@ int main(int argc, char **argv)
         nobody_elses(relaxed);
         if (!relaxed) {
                 of_another_thread();
+                of_two_captures();
                 what_it_becomes();
                 a_chain();
                 a_fork();
                 comes_back();
+                is_there_again();
                 edges();
         }
         printf("%d rows bad, %u graphs overwrote other memory\n", bad, overwritten);
