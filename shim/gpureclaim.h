@@ -71,7 +71,7 @@ struct gpureclaim_status {
         size_t struct_bytes;     /* set by the caller; the library fills no more than that */
         uint64_t live_bytes;     /* allocated by the program, not freed yet */
         uint64_t cached_bytes;   /* freed by the program and kept for its next requests */
-        uint64_t reserved_bytes; /* from the driver: live, cached, graph_bytes, and what lies unused between small blocks */
+        uint64_t reserved_bytes; /* from the driver: live, cached, graph_bytes, and the unused rest of small blocks */
         uint64_t peak_live_bytes;
         uint64_t peak_reserved_bytes;
         uint64_t hard_limit_bytes; /* UINT64_MAX: none */

@@ -144,7 +144,7 @@ void gr_capture_began(const struct gr_capture *capture)
         gr_unlock(&capturing_lock);
 }
 
-/* The driver calls this in a thread of its own, after cuGraphDestroy or cuGraphExecDestroy has returned. */
+/* Called by the driver: in the thread that lets go of the last reference, or later in one of its own. */
 static void CUDA_CB destroyed(void *hold)
 {
         gr_graph_hold_release(hold);
