@@ -247,6 +247,21 @@ void gr_capture_forks(const void *stream)
         gr_unlock(&capturing_lock);
 }
 
+void gr_captures_note_work(CUstream stream, bool null_is_own)
+{
+        const void *identity = gr_capture_identity(stream, null_is_own);
+        bool captured = false;
+        GR_KEEP_ERRNO;
+
+        gr_lock(&capturing_lock);
+        for (unsigned i = 0; i < capturing_count && !captured; i++)
+                captured = capturing[i].stream == identity;
+        for (unsigned i = 0; i < capturing_count && !captured; i++)
+                if (capturing[i].thread == &per_thread_stream || capturing[i].mode == CU_STREAM_CAPTURE_MODE_GLOBAL)
+                        capturing[i].forked = true;
+        gr_unlock(&capturing_lock);
+}
+
 void gr_captures_hold(uint64_t ptr)
 {
         CUstreamCaptureMode mode = own_mode();

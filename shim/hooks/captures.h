@@ -17,7 +17,7 @@ struct gr_capture {
         /* What decides whose memory an allocation is (gr_captures_hold). */
         const void *thread; /* that began it, as gr_capture_own_stream */
         CUstreamCaptureMode mode;
-        bool forked;                /* its work may be on several streams (gr_capture_may_fork) */
+        bool forked;                /* work on several streams may use what it was given (gr_capture_may_fork) */
         struct gr_graph_hold *hold; /* of what it was given, with the list as a user; NULL: nothing yet */
 };
 
@@ -100,6 +100,12 @@ static inline void gr_capture_may_fork(CUstream stream, bool null_is_own)
         if (gr_captures_are_open())
                 gr_capture_forks(gr_capture_identity(stream, null_is_own));
 }
+
+/*
+ * Called before the calling thread submits work to the stream, while a capture is open. Work that is not captured may
+ * use what a capture was given, and still run when its graph is launched: then no memory serves twice in that capture.
+ */
+void gr_captures_note_work(CUstream stream, bool null_is_own);
 
 /* From this call on, work may run beside other work. Called after gr_shim_ready. */
 void gr_captures_note_overlap(void);

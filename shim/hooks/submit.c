@@ -3,6 +3,8 @@
  * such a stream, so it is noticed at the first work on it, a copy or fill included: even that may wait for work that
  * another thread submits later to its own stream.
  *
+ * Work beside a capture is noticed here, too (gr_captures_note_work).
+ *
  * Every launch passes one of these hooks, so they only compare the stream's handle, or a flag, and jump on. Copies and
  * fills for which the host waits have no hook, as they alone overlap with nothing.
  */
@@ -22,6 +24,8 @@ void gr_submit_begin(CUstream stream, bool null_is_own)
 {
         if (is_first(stream, null_is_own) && gr_shim_ready())
                 gr_captures_note_overlap();
+        if (gr_captures_are_open())
+                gr_captures_note_work(stream, null_is_own);
 }
 
 /*
@@ -38,7 +42,7 @@ void gr_submit_begin(CUstream stream, bool null_is_own)
         {                                                                                                              \
                 __typeof__(symbol) *real = __atomic_load_n(&gr_real.symbol, __ATOMIC_RELAXED);                         \
                                                                                                                        \
-                if (__builtin_expect(!real || is_first(stream, null_is_own), 0))                                       \
+                if (__builtin_expect(!real || is_first(stream, null_is_own) || gr_captures_are_open(), 0))             \
                         real = symbol##_first;                                                                         \
                 return real(__VA_ARGS__);                                                                              \
         }

@@ -132,6 +132,35 @@ static void of_another_thread(void)
         GR_MUST(cuGraphExecDestroy(exec));
 }
 
+/* Work that is not captured uses what the capture was given, and still runs when the graph is launched. */
+static void beside_the_capture(void)
+{
+        CUstream other = gt_stream();
+        CUdeviceptr result, p, q;
+        CUgraphExec exec;
+        CUgraph graph;
+
+        GR_MUST(cuMemAlloc(&result, MIB));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuMemAlloc(&p, MIB));
+        GR_MUST(gt_fill(&gt, other, p, 1, MIB / 4));
+        GR_MUST(gt_spin(&gt, other, 100000));
+        GR_MUST(gt_copy(&gt, other, result, p, MIB / 4));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemAlloc(&q, MIB));
+        GR_MUST(gt_fill(&gt, stream, q, 2, MIB / 4));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphLaunch(exec, stream));
+        GR_MUST(cuCtxSynchronize());
+        row(gt_wrong_words(result, MIB, 1) == 0, "other work beside a capture");
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuMemFree(result));
+        GR_MUST(cuStreamDestroy(other));
+}
+
 static CUgraph other_graph;
 
 static void *capture_elsewhere(void *ret_p)
@@ -480,6 +509,7 @@ int main(int argc, char **argv)
         nobody_elses(relaxed);
         if (!relaxed) {
                 of_another_thread();
+                beside_the_capture();
                 of_two_captures();
                 what_it_becomes();
                 a_chain();
