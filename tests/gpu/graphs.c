@@ -3,17 +3,18 @@
  * the graph has become meanwhile, and afterwards it comes back. Under the shim only: natively the driver refuses such
  * an allocation. Each row says what it saw, and the status is 1 if one is bad.
  *
- *   graphs [--relaxed | --short]
+ *   graphs [--relaxed | --short] [--seconds=N [--seed=N] [--threads=N]]
  *                           --short: the driver refuses memory for an executable or a launch, and cached memory goes
  *                           back first
  *                           --relaxed: in captures in which the driver allows it, so that the memory is the program's own
  *                           affair; then graphs must be seen to overwrite other memory
+ *                           --seconds: random graphs for so long (graphs_random.c), by the seed or GR_TEST_SEED
  */
-#include "gputest.h"
+#include "graphs_random.h"
 
 #include <pthread.h>
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 
 enum { OTHERS = 24, GRAPHS = 40 };
 
@@ -364,11 +365,20 @@ static int short_of_memory(void)
 
 int main(int argc, char **argv)
 {
-        bool relaxed = argc > 1 && strcmp(argv[1], "--relaxed") == 0;
+        const char *seed_text = getenv("GR_TEST_SEED");
+        unsigned seed = seed_text ? (unsigned)strtoul(seed_text, NULL, 10) : 1;
+        bool relaxed = false, is_short = false;
+        double seconds = 0;
+        int threads = 3;
 
+        GT_OPTIONS(argc, argv, "[--relaxed | --short] [--seconds=N [--seed=N] [--threads=N]]",
+                   GT_OPTION("relaxed", relaxed), GT_OPTION("short", is_short), GT_OPTION("seconds", seconds),
+                   GT_OPTION("seed", seed), GT_OPTION("threads", threads));
         gt_open(&gt);
+        if (seconds > 0)
+                return (graphs_random(&gt, seconds, seed, threads, relaxed) > 0) != relaxed;
         stream = gt_stream();
-        if (argc > 1 && strcmp(argv[1], "--short") == 0)
+        if (is_short)
                 return short_of_memory();
         nobody_elses(relaxed);
         if (!relaxed) {
