@@ -11,9 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { THINGS = 12, PARTS = 4, STEPS = 24, KEPT = 4, OPEN = 4, BLOCKS = 8, STREAMS = 4, REMEMBERED = 512 };
-enum { MOST_THREADS = 16, LONGEST_SPIN_US = 200, COMPLAINTS = 8 };
+enum { THINGS = 12, STEPS = 24, KEPT = 4, OPEN = 4, BLOCKS = 8, STREAMS = 4, REMEMBERED = 512 };
+enum { MOST_THREADS = 16, LATE_US = 20 };
 enum count { CAPTURES, UPDATES, LAUNCHES, OTHERS, REFUSED, WITHIN, AFTER, WRONG, COUNTS };
+
 /* Memory of which some words at one place are written and checked. */
 struct block {
         CUdeviceptr p, at, result; /* result: in a capture, where a word of it is copied to */
@@ -33,12 +34,11 @@ struct part {
         struct block kept[KEPT]; /* not freed in the capture; p is 0 where freed by now */
 };
 
-/* A graph, or an executable, that does what its parts say. */
+/* A graph or an executable; part is NULL where there is neither. */
 struct thing {
         CUgraph graph;
         CUgraphExec exec;
-        struct part *parts[PARTS];
-        unsigned count; /* 0: nothing here */
+        struct part *part;
 };
 
 struct worker {
@@ -50,6 +50,7 @@ struct worker {
         struct block blocks[BLOCKS];
         CUdeviceptr remembered[REMEMBERED]; /* memory of graphs */
         bool capturing;
+        pthread_t thread;
 };
 
 static const struct gt *gt;
@@ -57,7 +58,7 @@ static bool relaxed;
 static double until_us;
 static size_t total;
 static CUstream streams[STREAMS];
-static atomic_uint next_tag = 1, complaints;
+static atomic_uint next_tag = 1;
 /* A turn's. Held exclusively by one with a global capture, which calls of other threads would break. */
 static pthread_rwlock_t turns = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 
@@ -86,18 +87,8 @@ static bool allocate(struct worker *w, struct block *ret, uint32_t value, CUstre
         touched = bytes < 64 * KIB ? bytes : 64 * KIB;
         if (!served(w, cuMemAlloc(&p, bytes)))
                 return false;
-        *ret = (struct block){.p = p,
-                              .at = p + below(&w->random, (bytes - touched) / 4 + 1) * 4,
-                              .words = touched / 4,
-                              .value = value,
-                              .stream = stream};
+        *ret = (struct block){p, p + below(&w->random, (bytes - touched) / 4 + 1) * 4, 0, touched / 4, value, stream};
         return true;
-}
-
-static void fill(struct worker *w, const struct block *b, bool late)
-{
-        GR_MUST(late ? gt_late_fill(gt, b->stream, b->at, b->value, b->words, below(&w->random, LONGEST_SPIN_US))
-                     : gt_fill(gt, b->stream, b->at, b->value, b->words));
 }
 
 /* Counts on the device what is not right, without waiting. */
@@ -119,16 +110,16 @@ static void other_turns(struct worker *w, uint64_t most)
 {
         for (uint64_t i = below(&w->random, most + 1); i > 0; i--) {
                 struct block *b = &w->blocks[below(&w->random, BLOCKS)];
-                struct thing *thing = &w->things[below(&w->random, THINGS)];
+                struct part *part = w->things[below(&w->random, THINGS)].part;
 
-                if (thing->count > 0 && below(&w->random, 16) == 0)
-                        free_block(&thing->parts[0]->kept[below(&w->random, KEPT)]);
+                if (part && below(&w->random, 16) == 0)
+                        free_block(&part->kept[below(&w->random, KEPT)]);
                 if (b->p) {
                         look_at(w, b, b->stream);
                         free_block(b);
                 } else if (!w->capturing &&
                            allocate(w, b, atomic_fetch_add(&next_tag, 1), streams[below(&w->random, STREAMS)])) {
-                        fill(w, b, below(&w->random, 4) == 0);
+                        GR_MUST(gt_late_fill(gt, b->stream, b->at, b->value, b->words, below(&w->random, LATE_US)));
                         w->counts[OTHERS]++;
                         for (int k = 0; k < REMEMBERED; k++)
                                 w->counts[AFTER] += w->remembered[k] == b->p;
@@ -147,17 +138,14 @@ static void check(struct worker *w, struct part *part)
                 look_at(w, &part->kept[i], w->own);
         GR_MUST(cuMemcpyDtoHAsync(words, part->results, sizeof words, w->own));
         GR_MUST(cuStreamSynchronize(w->own));
-        for (unsigned i = 0; i < part->steps; i++) {
-                if (words[i] == part->tag + i)
-                        continue;
-                w->counts[WRONG]++;
-                if (atomic_fetch_add(&complaints, 1) < COMPLAINTS)
+        for (unsigned i = 0; i < part->steps; i++)
+                if (words[i] != part->tag + i && w->counts[WRONG]++ == 0)
                         printf("step %u of %u: %u instead of %u\n", i, part->steps, words[i], part->tag + i);
-        }
 }
 
 static void leave(struct worker *w, struct part *part)
 {
+        other_turns(w, 6); /* its launches may still be running */
         if (--part->users > 0)
                 return;
         check(w, part);
@@ -167,24 +155,14 @@ static void leave(struct worker *w, struct part *part)
         free(part);
 }
 
-static void join_in(struct thing *thing, const struct thing *other)
-{
-        for (unsigned i = 0; i < other->count; i++) {
-                thing->parts[thing->count++] = other->parts[i];
-                other->parts[i]->users++;
-        }
-}
-
 static void destroy(struct worker *w, struct thing *thing)
 {
         if (thing->graph)
                 GR_MUST(cuGraphDestroy(thing->graph));
         if (thing->exec)
                 GR_MUST(cuGraphExecDestroy(thing->exec));
-        other_turns(w, 6); /* its launches may still be running */
-        for (unsigned i = 0; i < thing->count; i++)
-                leave(w, thing->parts[i]);
-        *thing = (struct thing){.count = 0};
+        leave(w, thing->part);
+        *thing = (struct thing){.part = NULL};
 }
 
 static void follow(struct worker *w, CUstream follower, CUstream stream)
@@ -216,7 +194,7 @@ static void capture_steps(struct worker *w, struct part *part)
 
         for (unsigned i = 0; i < steps; i++) {
                 struct block *b = &open[below(&plan, OPEN)];
-                bool turn = below(&plan, 16) == 0, keep = below(&plan, 8) == 0, late = below(&plan, 16) == 0;
+                bool turn = below(&plan, 16) == 0, keep = below(&plan, 8) == 0;
                 bool aside = below(&plan, 2) == 0, again = false;
 
                 if (turn) {
@@ -232,7 +210,7 @@ static void capture_steps(struct worker *w, struct part *part)
                 w->remembered[below(&w->random, REMEMBERED)] = part->seen[i] = b->p;
                 part->steps++;
                 b->result = part->results + i * 4;
-                fill(w, b, late);
+                GR_MUST(gt_late_fill(gt, b->stream, b->at, b->value, b->words, below(&w->random, LATE_US)));
                 if (below(&w->random, 8) == 0)
                         other_turns(w, 3);
         }
@@ -258,38 +236,33 @@ static void capture(struct worker *w, struct thing *thing, uint64_t plan, CUstre
         capture_steps(w, part);
         w->capturing = false;
         GR_MUST(cuStreamEndCapture(w->own, &thing->graph));
-        thing->parts[thing->count++] = part;
+        thing->part = part;
         w->counts[CAPTURES]++;
 }
 
-static void launch(struct worker *w, struct thing *thing)
+static void launch(struct worker *w, const struct thing *thing)
 {
-        bool launched;
-
-        for (unsigned i = 0; i < thing->count; i++)
-                GR_MUST(cuMemsetD32Async(thing->parts[i]->results, 0, STEPS, w->own));
-        launched = served(w, cuGraphLaunch(thing->exec, w->own));
-        for (unsigned i = 0; i < thing->count; i++)
-                thing->parts[i]->launched = launched;
-        w->counts[LAUNCHES] += launched;
+        GR_MUST(cuMemsetD32Async(thing->part->results, 0, STEPS, w->own));
+        thing->part->launched = served(w, cuGraphLaunch(thing->exec, w->own));
+        w->counts[LAUNCHES] += thing->part->launched;
 }
 
 /* The executable does from now on what a newer capture of the same plan says, unless that got less memory. */
 static void update(struct worker *w, struct thing *exec)
 {
-        struct thing before = {.parts = {exec->parts[0]}, .count = 1}, newer = {.count = 0};
+        struct part *before = exec->part;
+        struct thing newer = {.part = NULL};
         CUgraphExecUpdateResultInfo info;
         CUresult result;
 
-        if (exec->count == 1)
-                capture(w, &newer, before.parts[0]->plan, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
-        if (newer.count == 0)
+        capture(w, &newer, before->plan, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+        if (!newer.part)
                 return;
         result = cuGraphExecUpdate(exec->exec, newer.graph, &info);
         if (result == CUDA_SUCCESS) {
-                exec->count = 0;
-                join_in(exec, &newer);
-                destroy(w, &before);
+                exec->part = newer.part;
+                newer.part->users++;
+                leave(w, before);
                 w->counts[UPDATES]++;
         } else if (result != CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) {
                 GR_MUST(result);
@@ -297,68 +270,52 @@ static void update(struct worker *w, struct thing *exec)
         destroy(w, &newer);
 }
 
-/* A graph of two others, one after the other if they use the same memory. */
-static void combine(struct worker *w, struct thing *thing, const struct thing *a, const struct thing *b)
-{
-        bool after = below(&w->random, 2) == 0;
-        CUgraphNode first, second;
-
-        for (unsigned i = 0; i < a->count * b->count; i++)
-                after |= a->parts[i / b->count] == b->parts[i % b->count];
-        GR_MUST(cuGraphCreate(&thing->graph, 0));
-        GR_MUST(cuGraphAddChildGraphNode(&first, thing->graph, NULL, 0, a->graph));
-        GR_MUST(cuGraphAddChildGraphNode(&second, thing->graph, &first, after, b->graph));
-        join_in(thing, a);
-        join_in(thing, b);
-}
-
+/* Makes something of the graph, or destroys it. */
 static void use_graph(struct worker *w, struct thing *thing)
 {
-        struct thing *other = &w->things[below(&w->random, THINGS)], *new = w->things;
+        struct thing *to = &w->things[below(&w->random, THINGS)], made = {.part = thing->part};
         uint64_t what = below(&w->random, 8);
+        CUgraphNode first, second;
 
-        while (new<w->things + THINGS &&new->count> 0)
-                new ++;
-        if (what == 0 || new == w->things + THINGS) {
-                destroy(w, thing);
-        } else if (what == 1) {
-                GR_MUST(cuGraphClone(&new->graph, thing->graph));
-                join_in(new, thing);
-        } else if (what <= 3 && other->graph && thing->count + other->count <= PARTS) {
-                combine(w, new, thing, other);
-        } else if (served(w, cuGraphInstantiate(&new->exec, thing->graph, 0))) {
-                join_in(new, thing);
+        if (to->part) {
+                if (what == 0)
+                        destroy(w, thing);
+                return;
         }
-}
-
-static void use_exec(struct worker *w, struct thing *thing)
-{
-        uint64_t what = below(&w->random, 8);
-
-        if (what == 1)
-                update(w, thing);
-        else if (what == 2)
-                check(w, thing->parts[0]);
-        else
-                launch(w, thing);
-        if (what == 0)
-                destroy(w, thing);
+        if (what == 1) {
+                GR_MUST(cuGraphClone(&made.graph, thing->graph));
+        } else if (what == 2) {
+                GR_MUST(cuGraphCreate(&made.graph, 0));
+                GR_MUST(cuGraphAddChildGraphNode(&first, made.graph, NULL, 0, thing->graph));
+                GR_MUST(cuGraphAddChildGraphNode(&second, made.graph, &first, 1, thing->graph));
+        } else if (!served(w, cuGraphInstantiate(&made.exec, thing->graph, 0))) {
+                return;
+        }
+        thing->part->users++;
+        *to = made;
 }
 
 static void turn(struct worker *w)
 {
         struct thing *thing = &w->things[below(&w->random, THINGS)];
-        bool global = thing->count == 0 && below(&w->random, 8) == 0;
+        uint64_t what = below(&w->random, 8);
+        bool global = !thing->part && what == 0;
         CUdeviceptr p;
 
         global ? pthread_rwlock_wrlock(&turns) : pthread_rwlock_rdlock(&turns);
-        if (thing->count == 0)
+        if (!thing->part)
                 capture(w, thing, gt_random(&w->random),
                         global ? CU_STREAM_CAPTURE_MODE_GLOBAL : CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
         else if (thing->graph)
                 use_graph(w, thing);
+        else if (what == 0)
+                check(w, thing->part);
+        else if (what == 1)
+                update(w, thing);
         else
-                use_exec(w, thing);
+                launch(w, thing);
+        if (thing->exec && what == 2)
+                destroy(w, thing); /* its launch is still running */
         other_turns(w, 8);
         /* So large that cached memory goes back to the driver. */
         if (!relaxed && below(&w->random, 64) == 0 &&
@@ -378,7 +335,8 @@ static void *work(void *worker)
                 turn(w);
         pthread_rwlock_rdlock(&turns);
         for (int i = 0; i < THINGS; i++)
-                destroy(w, &w->things[i]);
+                if (w->things[i].part)
+                        destroy(w, &w->things[i]);
         for (int i = 0; i < BLOCKS; i++)
                 look_at(w, &w->blocks[i], w->blocks[i].stream);
         pthread_rwlock_unlock(&turns);
@@ -388,7 +346,6 @@ static void *work(void *worker)
 uint64_t graphs_random(const struct gt *the_gt, double seconds, unsigned seed, int threads, bool is_relaxed)
 {
         static struct worker workers[MOST_THREADS];
-        pthread_t ids[MOST_THREADS];
         uint64_t counts[COUNTS] = {0};
         size_t available;
         uint32_t changed;
@@ -412,10 +369,10 @@ uint64_t graphs_random(const struct gt *the_gt, double seconds, unsigned seed, i
         }
         GR_MUST(cuCtxSynchronize());
         for (int i = 0; i < threads; i++)
-                if (pthread_create(&ids[i], NULL, work, &workers[i]))
+                if (pthread_create(&workers[i].thread, NULL, work, &workers[i]))
                         gt_die("no thread");
         for (int i = 0; i < threads; i++)
-                pthread_join(ids[i], NULL);
+                pthread_join(workers[i].thread, NULL);
         GR_MUST(cuCtxSynchronize());
         for (int i = 0; i < threads; i++) {
                 GR_MUST(cuMemcpyDtoH(&changed, workers[i].mismatches, 4));
