@@ -154,7 +154,7 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_th
         result = real(stream, graph);
         if (!gr_shim_ready())
                 return result;
-        if (result == CUDA_SUCCESS && number)
+        if (result == CUDA_SUCCESS && number && graph && *graph)
                 gr_capture_became(number, *graph);
         if (result == CUDA_SUCCESS || !gr_real.cuStreamIsCapturing ||
             gr_real.cuStreamIsCapturing(null_is_per_thread && !stream ? CU_STREAM_PER_THREAD : stream, &status) !=

@@ -270,8 +270,8 @@ static void irregular(void)
         printf("allocation after all that: %d\n", (int)cuCtxSynchronize());
 }
 
-/* An end that is refused for its arguments ends nothing: a fence on the legacy stream would still lose the capture. */
-static void refused_end(CUresult CUDAAPI end(CUstream stream, CUgraph *graph))
+/* An end without a place for the graph ends the capture all the same. */
+static void end_without_place(CUresult CUDAAPI end(CUstream stream, CUgraph *graph))
 {
         CUdeviceptr p = block(), q = 0;
         CUstream blocking;
@@ -405,8 +405,8 @@ int main(int argc, char **argv)
         freed_during();
         per_thread();
         irregular();
-        refused_end(cuStreamEndCapture);
-        refused_end(cuStreamEndCapture_ptsz);
+        end_without_place(cuStreamEndCapture);
+        end_without_place(cuStreamEndCapture_ptsz);
         own_mode();
         return wrong ? 1 : 0;
 }

@@ -368,8 +368,6 @@ SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret
         CUstream s;
         CUresult rc;
 
-        if (!ret_graph)
-                return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
         rc = sim_stream_resolve(stream, &s);
         if (rc != CUDA_SUCCESS)
@@ -391,8 +389,10 @@ SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret
                 rc = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         else if (!sim_graph_joined(c->graph, &s->frontier))
                 rc = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-        *ret_graph = rc == CUDA_SUCCESS ? c->graph : NULL;
-        if (rc != CUDA_SUCCESS && !c->given_graph)
+        if (ret_graph)
+                *ret_graph = rc == CUDA_SUCCESS ? c->graph : NULL;
+        /* Without a place for it the graph is lost, and the end succeeds (measured, driver 580). */
+        if ((rc != CUDA_SUCCESS || !ret_graph) && !c->given_graph)
                 sim_graph_free(c->graph);
         disband(c);
 out:
