@@ -252,6 +252,35 @@ static void a_fork(void)
         GR_MUST(cuMemFree(result));
 }
 
+/* A launch that may begin before the one in front of it has ended does not wait for an earlier owner. */
+static void a_programmatic_launch(void)
+{
+        CUlaunchAttribute attribute = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                       .value.programmaticStreamSerializationAllowed = 1};
+        CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream, &attribute, 1};
+        __typeof__(&cuLaunchKernelEx) launch = GT_OPTIONAL(cuLaunchKernelEx);
+        uint32_t value = 2;
+        uint64_t words = 1;
+        CUdeviceptr p, q;
+        void *arguments[] = {&q, &value, &words};
+        CUgraph graph;
+
+        if (!launch)
+                return;
+        for (config.numAttrs = 0; config.numAttrs < 2; config.numAttrs++) {
+                GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+                GR_MUST(cuMemAlloc(&q, MIB));
+                GR_MUST(gt_fill(&gt, stream, q, 1, 1));
+                GR_MUST(launch(&config, gt.fill, arguments, NULL));
+                GR_MUST(cuMemFree(q));
+                GR_MUST(cuMemAlloc(&p, MIB));
+                GR_MUST(cuMemFree(p));
+                GR_MUST(cuStreamEndCapture(stream, &graph));
+                GR_MUST(cuGraphDestroy(graph));
+                row((p == q) == (config.numAttrs == 0), config.numAttrs ? "a programmatic launch" : "a plain launch");
+        }
+}
+
 /* How a graph ends. */
 enum ending { AT_ONCE, WITH_EXECUTABLE, LAUNCHED, BROKEN, WITH_STREAM, ENDINGS };
 static const char *const endings[] = {"destroyed at once", "destroyed with its executable", "launched, and destroyed",
@@ -386,6 +415,7 @@ int main(int argc, char **argv)
                 what_it_becomes();
                 a_chain();
                 a_fork();
+                a_programmatic_launch();
                 comes_back();
                 edges();
         }
