@@ -236,15 +236,19 @@ bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *
         return served;
 }
 
-void gr_capture_forks(const void *stream)
+bool gr_capture_forks(const void *stream)
 {
+        bool served = false;
         GR_KEEP_ERRNO;
 
         gr_lock(&capturing_lock);
         for (unsigned i = 0; i < capturing_count; i++)
-                if (!stream || capturing[i].stream == stream)
+                if (!stream || capturing[i].stream == stream) {
+                        served |= !capturing[i].forked && capturing[i].hold;
                         capturing[i].forked = true;
+                }
         gr_unlock(&capturing_lock);
+        return served;
 }
 
 void gr_captures_note_work(CUstream stream, bool null_is_own)

@@ -78,8 +78,11 @@ void gr_captures_hold(uint64_t ptr);
  */
 bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
-/* The slow path of gr_capture_may_fork. stream: as in struct gr_capture; NULL: whatever is captured. */
-void gr_capture_forks(const void *stream);
+/*
+ * The slow path of gr_capture_may_fork. stream: as in struct gr_capture; NULL: whatever is captured. Whether until now
+ * memory may have served twice there.
+ */
+bool gr_capture_forks(const void *stream);
 
 /* Whether the driver refuses the calling thread an allocation because of open captures. */
 bool gr_captures_refuse(void);

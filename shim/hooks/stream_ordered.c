@@ -147,12 +147,14 @@ static void remember_default(struct gr_device *device)
         uint64_t bit = UINT64_C(1) << device->ordinal;
         uint64_t threshold = atomic_load(&device->threshold_bytes);
         cuuint64_t before;
+        CUstreamCaptureMode mode;
         CUmemoryPool handle;
         GR_NO_CANCEL;
 
         if (atomic_load_explicit(&defaults_known, memory_order_acquire) & bit || !gr_real.cuDeviceGetDefaultMemPool ||
             !gr_real.cuMemPoolGetAttribute)
                 return;
+        mode = gr_operations_relax_captures(); /* else the look at its threshold breaks a capture */
         gr_lock(&lock);
         if (!(atomic_load(&defaults_known) & bit) &&
             gr_real.cuDeviceGetDefaultMemPool(&handle, device->ordinal) == CUDA_SUCCESS &&
@@ -164,6 +166,7 @@ static void remember_default(struct gr_device *device)
                 atomic_fetch_or(&defaults_known, bit);
         }
         gr_unlock(&lock);
+        gr_operations_restore_captures(mode);
 }
 
 /* Whether the process sees one device only: then every stream is on that device. */

@@ -10,6 +10,9 @@
  */
 #include "hooks/submit.h"
 
+#include <errno.h>
+#include <stdlib.h>
+
 #include "driver/real.h"
 #include "hooks/captures.h"
 
@@ -59,9 +62,63 @@ SUBMISSION(cuLaunchCooperativeKernel, stream,
            (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
             unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **values),
            function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, values)
-SUBMISSION(cuLaunchKernelEx, config ? config->hStream : NULL,
-           (const CUlaunchConfig *config, CUfunction function, void **values, void **extra), config, function, values,
-           extra)
+
+/*
+ * A launch in a capture that may run beside the one in front of it, or that others may run beside: as after an event, no
+ * memory serves twice from there on. Its own memory may have served before, so it waits for all in front of it.
+ */
+static CUresult launch_captured(const CUlaunchConfig *config, CUfunction function, void **values, void **extra,
+                                bool null_is_own, __typeof__(cuLaunchKernelEx) *real)
+{
+        CUlaunchConfig plain = *config;
+        CUlaunchAttribute *attributes = NULL;
+        bool overlaps = false;
+        CUresult result;
+        GR_KEEP_ERRNO;
+
+        for (unsigned i = 0; config->attrs && i < config->numAttrs; i++)
+                overlaps |= config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||
+                            config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
+                            config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
+        if (!overlaps || !gr_capture_forks(gr_capture_identity(config->hStream, null_is_own)))
+                return real(config, function, values, extra);
+        attributes = calloc(config->numAttrs, sizeof(*attributes));
+        if (!attributes)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        for (unsigned i = 0; i < config->numAttrs; i++) {
+                attributes[i] = config->attrs[i];
+                if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+                        attributes[i].value.programmaticStreamSerializationAllowed = 0;
+        }
+        plain.attrs = attributes;
+        result = real(&plain, function, values, extra);
+        free(attributes);
+        return result;
+}
+
+#define LAUNCH_EX(symbol, null_is_own)                                                                                 \
+        static __attribute__((noinline, cold))                                                                         \
+        CUresult symbol##_rare(const CUlaunchConfig *config, CUfunction function, void **values, void **extra)         \
+        {                                                                                                              \
+                gr_submit_begin(config ? config->hStream : NULL, null_is_own);                                         \
+                return config && gr_real.symbol && gr_captures_are_open()                                              \
+                               ? launch_captured(config, function, values, extra, null_is_own, gr_real.symbol)         \
+                               : GR_REAL(symbol, config, function, values, extra);                                     \
+        }                                                                                                              \
+        GR_EXPORT CUresult CUDAAPI symbol(const CUlaunchConfig *config, CUfunction function, void **values,            \
+                                          void **extra)                                                                \
+        {                                                                                                              \
+                __typeof__(symbol) *real = __atomic_load_n(&gr_real.symbol, __ATOMIC_RELAXED);                         \
+                                                                                                                       \
+                if (__builtin_expect(!real || gr_captures_are_open() ||                                                \
+                                             is_first(config ? config->hStream : NULL, null_is_own),                   \
+                                     0))                                                                               \
+                        real = symbol##_rare;                                                                          \
+                return real(config, function, values, extra);                                                          \
+        }
+LAUNCH_EX(cuLaunchKernelEx, false)
+LAUNCH_EX(cuLaunchKernelEx_ptsz, true)
+
 SUBMISSION(cuMemcpyAsync, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes,
            stream)
 SUBMISSION(cuMemcpyHtoDAsync_v2, stream, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, from,

@@ -3,9 +3,10 @@
  * the graph has become meanwhile, and afterwards it comes back. Under the shim only: natively the driver refuses such
  * an allocation. Each row says what it saw, and the status is 1 if one is bad.
  *
- *   graphs [--relaxed | --short] [--seconds=N [--seed=N] [--threads=N]]
+ *   graphs [--relaxed | --short | --first-look] [--seconds=N [--seed=N] [--threads=N]]
  *                           --short: the driver refuses memory for an executable or a launch, and cached memory goes
  *                           back first
+ *                           --first-look: with a release threshold, an allocation in a capture climbs the ladder
  *                           --relaxed: in captures in which the driver allows it, so that the memory is the program's own
  *                           affair; then graphs must be seen to overwrite other memory
  *                           --seconds: random graphs for so long (graphs_random.c), by the seed or GR_TEST_SEED
@@ -318,6 +319,35 @@ static void a_fork(void)
         GR_MUST(cuMemFree(result));
 }
 
+/* A launch that may begin before the one in front of it has ended does not wait for an earlier owner. */
+static void a_programmatic_launch(void)
+{
+        CUlaunchAttribute attribute = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                       .value.programmaticStreamSerializationAllowed = 1};
+        CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream, &attribute, 1};
+        __typeof__(&cuLaunchKernelEx) launch = GT_OPTIONAL(cuLaunchKernelEx);
+        uint32_t value = 2;
+        uint64_t words = 1;
+        CUdeviceptr p, q;
+        void *arguments[] = {&q, &value, &words};
+        CUgraph graph;
+
+        if (!launch)
+                return;
+        for (config.numAttrs = 0; config.numAttrs < 2; config.numAttrs++) {
+                GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+                GR_MUST(cuMemAlloc(&q, MIB));
+                GR_MUST(gt_fill(&gt, stream, q, 1, 1));
+                GR_MUST(launch(&config, gt.fill, arguments, NULL));
+                GR_MUST(cuMemFree(q));
+                GR_MUST(cuMemAlloc(&p, MIB));
+                GR_MUST(cuMemFree(p));
+                GR_MUST(cuStreamEndCapture(stream, &graph));
+                GR_MUST(cuGraphDestroy(graph));
+                row((p == q) == (config.numAttrs == 0), config.numAttrs ? "a programmatic launch" : "a plain launch");
+        }
+}
+
 /* How a graph ends. */
 enum ending { AT_ONCE, WITH_EXECUTABLE, LAUNCHED, BROKEN, WITH_STREAM, ENDINGS };
 static const char *const endings[] = {"destroyed at once", "destroyed with its executable", "launched, and destroyed",
@@ -489,23 +519,42 @@ static int short_of_memory(void)
         return made || launched || gt_wrong_words(p, MIB, 7) > 0;
 }
 
+/* With a release threshold, the first look at the device's default pool is in a capture, which must not break by it. */
+static void first_look(void)
+{
+        CUgraph graph = NULL;
+        size_t free_bytes, total;
+        CUdeviceptr p;
+
+        GR_MUST(cuMemGetInfo(&free_bytes, &total));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        row(cuMemAlloc(&p, 2 * total) == CUDA_ERROR_OUT_OF_MEMORY, "more than the card has");
+        row(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS, "its capture");
+        if (graph)
+                GR_MUST(cuGraphDestroy(graph));
+}
+
 int main(int argc, char **argv)
 {
         const char *seed_text = getenv("GR_TEST_SEED");
         unsigned seed = seed_text ? (unsigned)strtoul(seed_text, NULL, 10) : 1;
-        bool relaxed = false, is_short = false;
+        bool relaxed = false, is_short = false, is_first = false;
         double seconds = 0;
         int threads = 3;
 
-        GT_OPTIONS(argc, argv, "[--relaxed | --short] [--seconds=N [--seed=N] [--threads=N]]",
-                   GT_OPTION("relaxed", relaxed), GT_OPTION("short", is_short), GT_OPTION("seconds", seconds),
-                   GT_OPTION("seed", seed), GT_OPTION("threads", threads));
+        GT_OPTIONS(argc, argv, "[--relaxed | --short | --first-look] [--seconds=N [--seed=N] [--threads=N]]",
+                   GT_OPTION("relaxed", relaxed), GT_OPTION("short", is_short), GT_OPTION("first-look", is_first),
+                   GT_OPTION("seconds", seconds), GT_OPTION("seed", seed), GT_OPTION("threads", threads));
         gt_open(&gt);
         if (seconds > 0)
                 return (graphs_random(&gt, seconds, seed, threads, relaxed) > 0) != relaxed;
         stream = gt_stream();
         if (is_short)
                 return short_of_memory();
+        if (is_first) {
+                first_look();
+                return bad > 0;
+        }
         nobody_elses(relaxed);
         if (!relaxed) {
                 of_another_thread();
@@ -514,6 +563,7 @@ int main(int argc, char **argv)
                 what_it_becomes();
                 a_chain();
                 a_fork();
+                a_programmatic_launch();
                 comes_back();
                 is_there_again();
                 edges();
