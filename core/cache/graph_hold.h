@@ -40,8 +40,8 @@ void gr_graph_hold_retain(struct gr_graph_hold *hold);
 void gr_graph_hold_release(struct gr_graph_hold *hold);
 
 /*
- * A block that the program has freed, and that is the caller's: true where its hold has users, which has it from now on.
- * Where it has no hold any more that is forgotten. No lock is held.
+ * A block that the program has freed, and that is the caller's: true where its hold has users, which has it from now
+ * on. Where it has no hold any more that is forgotten. No lock is held.
  */
 bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block);
 
@@ -52,7 +52,9 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block);
  */
 struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes);
 
-/* Whether gr_graph_holds_collect may find something; gr_graph_holds_begin says the same, and then false until it may. */
+/*
+ * Whether gr_graph_holds_collect may find something; gr_graph_holds_begin says the same, and then false until it may.
+ */
 bool gr_graph_holds_are_over(struct gr_core *core);
 bool gr_graph_holds_begin(struct gr_core *core);
 

@@ -1,9 +1,9 @@
 /*
  * Expandable segments of pool kinds `split` and `auto`: large pieces of addresses, one for large blocks and one for
- * small ones, of which any pages can have memory behind them. If a request fits no free range, new memory is mapped only
- * for the pages that its place lacks. Free pages from elsewhere can be mapped there instead (remap.h), even while work
- * that used them has not run, and idle pages can be returned by themselves. So the footprint is what is live, the unused
- * parts of pages partly in use, and what has just been freed.
+ * small ones, of which any pages can have memory behind them. If a request fits no free range, new memory is mapped
+ * only for the pages that its place lacks. Free pages from elsewhere can be mapped there instead (remap.h), even while
+ * work that used them has not run, and idle pages can be returned by themselves. So the footprint is what is live, the
+ * unused parts of pages partly in use, and what has just been freed.
  *
  * In an expandable segment ranges may also be holes. Memory is mapped in extents, one handle of the driver each, which
  * cannot be unmapped in part: an extent goes back only when no byte of it is in use and the last work that may use it

@@ -449,8 +449,8 @@ static int free_segment(struct gr_context *context, struct gr_segment *segment)
 }
 
 /*
- * What was freed from ptr to last must not be reused. Whether it goes back at once, by gr_expandable_unstick, which must
- * follow; that waits, so where the free must not wait, it is left for later.
+ * What was freed from ptr to last must not be reused. Whether it goes back at once, by gr_expandable_unstick, which
+ * must follow; that waits, so where the free must not wait, it is left for later.
  */
 static bool begin_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last,
                           bool waits)

@@ -88,8 +88,8 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool la
 struct gr_block *gr_split_take_ready(struct gr_context *context, size_t bytes);
 
 /*
- * As gr_split_take, from a segment of any size, which cannot go back as long as the block is used: for when all else has
- * failed. opens: also from a free segment.
+ * As gr_split_take, from a segment of any size, which cannot go back as long as the block is used: for when all else
+ * has failed. opens: also from a free segment.
  */
 struct gr_block *gr_split_take_any(struct gr_context *context, size_t bytes, bool opens);
 

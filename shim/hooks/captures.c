@@ -152,8 +152,8 @@ static void CUDA_CB destroyed(void *hold)
 }
 
 /*
- * The object is attached to the finished graph. Attached earlier, to the one under construction, it would make the driver
- * crash where a thread ends in a capture of its per-thread stream (docs/measurements.md, user-objects).
+ * The object is attached to the finished graph. Attached earlier, to the one under construction, it would make the
+ * driver crash where a thread ends in a capture of its per-thread stream (docs/measurements.md, user-objects).
  */
 void gr_capture_became(uint64_t number, CUgraph graph)
 {

@@ -66,9 +66,10 @@ bool gr_captures_have_room(void);
 void gr_capture_began(const struct gr_capture *capture);
 
 /*
- * The block at ptr was just allocated for the program, which does not know it yet. If the driver would have refused that
- * because of an open capture, its graph may use it from now on: it gets a hold, whose users are this capture and, as long
- * as it exists, what is made of its graph. Where there are several such captures it has a user for good. Does nothing where there is no such capture.
+ * The block at ptr was just allocated for the program, which does not know it yet. If the driver would have refused
+ * that because of an open capture, its graph may use it from now on: it gets a hold, whose users are this capture and,
+ * as long as it exists, what is made of its graph. Where there are several such captures it has a user for good. Does
+ * nothing where there is no such capture.
  */
 void gr_captures_hold(uint64_t ptr);
 
@@ -95,8 +96,8 @@ static inline bool gr_captures_are_open(void)
 
 /*
  * Called before an event is recorded on the stream: in a capture another stream may wait for it, and its work is then
- * beside that of this one. From there on no memory serves twice in that capture, as a later owner on the one stream does
- * not wait for the earlier on the other.
+ * beside that of this one. From there on no memory serves twice in that capture, as a later owner on the one stream
+ * does not wait for the earlier on the other.
  */
 static inline void gr_capture_may_fork(CUstream stream, bool null_is_own)
 {

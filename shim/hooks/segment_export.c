@@ -165,8 +165,8 @@ static bool is_open(int fd, ino_t inode)
 }
 
 /*
- * Processes that have connected and not asked yet, the oldest first. They take no worker. Where there are SILENT_MAX, the
- * next one waits until one of them asks or has been silent for CROWDED_MS.
+ * Processes that have connected and not asked yet, the oldest first. They take no worker. Where there are SILENT_MAX,
+ * the next one waits until one of them asks or has been silent for CROWDED_MS.
  */
 struct silent {
         struct pollfd looks[1 + SILENT_MAX]; /* the first one is the service's own socket */

@@ -64,8 +64,8 @@ SUBMISSION(cuLaunchCooperativeKernel, stream,
            function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, values)
 
 /*
- * A launch in a capture that may run beside the one in front of it, or that others may run beside: as after an event, no
- * memory serves twice from there on. Its own memory may have served before, so it waits for all in front of it.
+ * A launch in a capture that may run beside the one in front of it, or that others may run beside: as after an event,
+ * no memory serves twice from there on. Its own memory may have served before, so it waits for all in front of it.
  */
 static CUresult launch_captured(const CUlaunchConfig *config, CUfunction function, void **values, void **extra,
                                 bool null_is_own, __typeof__(cuLaunchKernelEx) *real)

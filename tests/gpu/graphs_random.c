@@ -1,8 +1,8 @@
 /*
- * Each thread has some graphs and executables and some other blocks, and does random things with them. A graph is a chain
- * of steps: allocate, fill with the step's own value, copy a word of that to the graph's results, free. What it becomes,
- * clones, executables or nodes of other graphs, uses the same memory, and has the same results. So a thread launches all
- * of them on one stream.
+ * Each thread has some graphs and executables and some other blocks, and does random things with them. A graph is a
+ * chain of steps: allocate, fill with the step's own value, copy a word of that to the graph's results, free. What it
+ * becomes, clones, executables or nodes of other graphs, uses the same memory, and has the same results. So a thread
+ * launches all of them on one stream.
  */
 #include "graphs_random.h"
 
