@@ -42,6 +42,7 @@ struct scenario {
         unsigned us; /* of each kernel */
         bool fresh;  /* a new block for each kernel; the next scenario is the same without, and they take turns */
         bool slow;   /* left out of a quick run */
+        bool alone;  /* what is handed on is no memory: the price of handing on */
         bool settle; /* longer repetitions, as what each begins with is not what is measured: new threads */
 };
 
@@ -178,6 +179,7 @@ struct worker {
         pthread_barrier_t *start;
         size_t bytes;
         int stream;
+        bool alone;
         long n;
         double begin_us, end_us;
 };
@@ -202,7 +204,7 @@ static void *worker_run(void *data)
 {
         struct worker *worker = data;
         const struct bench_ops *ops = worker->bench->ops;
-        void *p;
+        void *p = worker;
 
         must(ops->attach(), "attach");
         for (long i = -WARM_PAIRS; i < worker->n; i++) {
@@ -210,10 +212,12 @@ static void *worker_run(void *data)
                         pthread_barrier_wait(worker->start);
                         worker->begin_us = bench_now_us();
                 }
-                must(ops->alloc(&p, worker->bytes, worker->stream), "alloc");
+                if (!worker->alone)
+                        must(ops->alloc(&p, worker->bytes, worker->stream), "alloc");
                 if (worker->out)
                         p = exchange(worker, p);
-                must(ops->release(p, worker->stream), "free");
+                if (!worker->alone)
+                        must(ops->release(p, worker->stream), "free");
         }
         worker->end_us = bench_now_us();
         return NULL;
@@ -229,7 +233,8 @@ static double run_threads(struct bench *bench, const struct scenario *scenario, 
 
         pthread_barrier_init(&start, NULL, (unsigned)scenario->width);
         for (int i = 0; i < scenario->width; i++) {
-                workers[i] = (struct worker){.bench = bench, .start = &start, .n = n, .stream = i + 1};
+                workers[i] = (struct worker){
+                        .bench = bench, .start = &start, .n = n, .stream = i + 1, .alone = scenario->alone};
                 workers[i].bytes = scenario->bytes * (size_t)(i + 1);
                 if (passages) {
                         workers[i].in = &passages[i];
@@ -335,9 +340,13 @@ static const struct scenario scenarios[] = {
         {"threads", "16 threads", threads, 64 * KIB, 16, 64, .settle = true},
         {"handed", "handed on, 1 thread", handed_on, 64 * KIB, 1, 64, .settle = true},
         {"handed", "handed on, 2 threads", handed_on, 64 * KIB, 2, 64, .settle = true},
+        {"handed", "handing on alone, 2 threads", handed_on, 64 * KIB, 2, 64, .settle = true, .alone = true},
         {"handed", "handed on, 4 threads", handed_on, 64 * KIB, 4, 64, .settle = true},
+        {"handed", "handing on alone, 4 threads", handed_on, 64 * KIB, 4, 64, .settle = true, .alone = true},
         {"handed", "handed on, 8 threads", handed_on, 64 * KIB, 8, 64, .settle = true},
+        {"handed", "handing on alone, 8 threads", handed_on, 64 * KIB, 8, 64, .settle = true, .alone = true},
         {"handed", "handed on, 16 threads", handed_on, 64 * KIB, 16, 64, .settle = true},
+        {"handed", "handing on alone, 16 threads", handed_on, 64 * KIB, 16, 64, .settle = true, .alone = true},
         {"alone", "one thread", threads, 64 * KIB, 1, 64, .settle = true},
         {"streams", "2 streams, fresh", kernels, MIB, 2, 64, 0, true},
         {"streams", "2 streams alone", kernels, MIB, 2, 64, 0, false},
