@@ -95,9 +95,9 @@ static inline bool gr_captures_are_open(void)
 }
 
 /*
- * Called before an event is recorded on the stream: in a capture another stream may wait for it, and its work is then
- * beside that of this one. From there on no memory serves twice in that capture, as a later owner on the one stream
- * does not wait for the earlier on the other.
+ * Called before an event is recorded on the stream, or the program learns the graph under construction: in a capture
+ * another stream may wait for it, and its work is then beside that of this one. From there on no memory serves twice in
+ * that capture, as a later owner on the one stream does not wait for the earlier on the other.
  */
 static inline void gr_capture_may_fork(CUstream stream, bool null_is_own)
 {

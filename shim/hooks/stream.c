@@ -134,6 +134,32 @@ DEPENDENCIES(cuStreamUpdateCaptureDependencies_v2_ptsz,
              (CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count, unsigned int flags),
              stream, nodes, edges, count, flags)
 
+/* With the graph under construction the program can add nodes by hand, in whatever order. */
+#define CAPTURE_INFO(symbol, null_is_own, parameters, ...)                                                             \
+        GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
+        {                                                                                                              \
+                if (graph)                                                                                             \
+                        gr_capture_may_fork(stream, null_is_own);                                                      \
+                return GR_REAL(symbol, __VA_ARGS__);                                                                   \
+        }
+
+CAPTURE_INFO(cuStreamGetCaptureInfo_v2, false,
+             (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
+              size_t *count),
+             stream, status, id, graph, nodes, count)
+CAPTURE_INFO(cuStreamGetCaptureInfo_v2_ptsz, true,
+             (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
+              size_t *count),
+             stream, status, id, graph, nodes, count)
+CAPTURE_INFO(cuStreamGetCaptureInfo_v3, false,
+             (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
+              const CUgraphEdgeData **edges, size_t *count),
+             stream, status, id, graph, nodes, edges, count)
+CAPTURE_INFO(cuStreamGetCaptureInfo_v3_ptsz, true,
+             (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
+              const CUgraphEdgeData **edges, size_t *count),
+             stream, status, id, graph, nodes, edges, count)
+
 /* A failed end may leave the capture open (wrong thread or stream) or close it (the capture was invalidated). */
 static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_thread,
                             __typeof__(cuStreamEndCapture) *real)

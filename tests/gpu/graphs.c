@@ -348,6 +348,30 @@ static void a_programmatic_launch(void)
         }
 }
 
+/* Who knows the graph under construction may add nodes that nothing orders behind the rest. */
+static void by_hand(void)
+{
+        CUstreamCaptureStatus status;
+        const CUgraphEdgeData *edges;
+        const CUgraphNode *nodes;
+        CUdeviceptr p, q;
+        CUgraph graph;
+        cuuint64_t id;
+        size_t count;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuMemAlloc(&p, MIB));
+        GR_MUST(gt_fill(&gt, stream, p, 1, MIB / 4));
+        GR_MUST(cuStreamGetCaptureInfo(stream, &status, &id, &graph, &nodes, &edges, &count));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemAlloc(&q, MIB));
+        GR_MUST(gt_fill(&gt, stream, q, 2, MIB / 4));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphDestroy(graph));
+        row(p != q, "a graph that can have nodes by hand");
+}
+
 /* How a graph ends. */
 enum ending { AT_ONCE, WITH_EXECUTABLE, LAUNCHED, BROKEN, WITH_STREAM, ENDINGS };
 static const char *const endings[] = {"destroyed at once", "destroyed with its executable", "launched, and destroyed",
@@ -563,6 +587,7 @@ int main(int argc, char **argv)
                 what_it_becomes();
                 a_chain();
                 a_fork();
+                by_hand();
                 a_programmatic_launch();
                 comes_back();
                 is_there_again();
