@@ -81,7 +81,7 @@ struct gpureclaim_status {
         uint64_t card_free_bytes;  /* as the driver says now */
         uint64_t driver_bytes;     /* what the driver took by itself for contexts and code; UINT64_MAX: not known */
         uint64_t imported_bytes;   /* of other processes, opened by this one: not in its reserved_bytes */
-        uint64_t graph_bytes;      /* freed by the program, but used by CUDA graphs that it still has */
+        uint64_t graph_bytes;      /* freed by the program, and kept for a capture or its graph */
 };
 
 /*

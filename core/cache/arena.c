@@ -360,8 +360,12 @@ uint32_t gr_arena_generation(struct gr_context *context)
         return generation;
 }
 
-/* As gr_arena_free, for a block whose home is this arena and whose flags are these. False: there is no such block. */
-static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags, bool *ret_should_close)
+/*
+ * As gr_arena_free, for a block whose home is this arena and whose flags are these. False: there is no such block.
+ * Inlined, as a free from the fast path is a third of a pair.
+ */
+static inline __attribute__((always_inline)) bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags,
+                                                            bool *ret_should_close)
 {
         struct gr_context *context = arena->context;
         struct gr_fence *fence = context->fence;

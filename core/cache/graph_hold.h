@@ -1,9 +1,9 @@
 /*
- * Memory that CUDA graphs use. A capture records addresses, and each launch of its graph uses the memory there again,
- * long after the program has freed it. So what a capture was given belongs to a hold. A block that is freed while its
- * hold has users is not cached: it is parked, and no request gets it. Once the last user has gone (the capture, and
- * whatever was made of its graph) parked blocks are freed as any other. Natively the driver refuses to allocate in such
- * a capture, so a program cannot rely on less.
+ * Memory that CUDA graphs use. A capture records addresses. Each launch of its graph uses the memory there again, even
+ * if the program has freed it. So what is allocated in a capture belongs to a hold. (Not in a relaxed one: that the
+ * driver allows itself, and there as here such memory is the program's own affair.) While the hold has users, a freed
+ * block is parked: only the same capture may get it. The users are the capture, its graph, and all that is made of the
+ * graph. When the last has gone, parked blocks are freed as any other.
  *
  *   gr_graph_hold_new ---- users: the capture, then its graph (shim/hooks/captures.c) ---- last gr_graph_hold_release
  *                                      a freed block is parked                             gr_graph_holds_collect
@@ -52,16 +52,14 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block);
  */
 struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes);
 
-/*
- * Whether gr_graph_holds_collect may find something; gr_graph_holds_begin says the same, and then false until it may.
- */
+/* Whether a hold has lost its last user since the last begin. gr_graph_holds_begin also resets this to false. */
 bool gr_graph_holds_are_over(struct gr_core *core);
 bool gr_graph_holds_begin(struct gr_core *core);
 
 /*
- * Takes the blocks of context that are parked in holds without users; they are the caller's, which visits the context:
- * so it does not end before they are freed. context NULL: blocks that are GONE, of any context, and holds in which none
- * is left are freed. Linked by next; NULL: none. No lock is held.
+ * Takes the blocks of context that are parked in holds without users, linked by next. The caller must free them. It
+ * visits the context meanwhile, so that the context cannot end. With NULL it takes blocks that are GONE, of any
+ * context, and frees the holds that are then empty. NULL is returned if there are none. No lock is held.
  */
 struct gr_block *gr_graph_holds_collect(struct gr_core *core, struct gr_context *context);
 

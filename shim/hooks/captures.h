@@ -1,4 +1,7 @@
-/* The captures that are open, as fences need to know them: while there is one, no event may be recorded. */
+/*
+ * The captures that are open. While there is one, the library must not record events of its own, those of fences. And
+ * what is allocated for their graphs is kept for these (core/cache/graph_hold.h).
+ */
 #ifndef GR_CAPTURES_H
 #define GR_CAPTURES_H
 
@@ -68,8 +71,8 @@ void gr_capture_began(const struct gr_capture *capture);
 /*
  * The block at ptr was just allocated for the program, which does not know it yet. If the driver would have refused
  * that because of an open capture, its graph may use it from now on: it gets a hold, whose users are this capture and,
- * as long as it exists, what is made of its graph. Where there are several such captures it has a user for good. Does
- * nothing where there is no such capture.
+ * as long as it exists, what is made of its graph. Where there are several such captures the hold keeps a user until
+ * the process ends. Does nothing where there is no such capture.
  */
 void gr_captures_hold(uint64_t ptr);
 
@@ -80,8 +83,8 @@ void gr_captures_hold(uint64_t ptr);
 bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
 /*
- * The slow path of gr_capture_may_fork. stream: as in struct gr_capture; NULL: whatever is captured. Whether until now
- * memory may have served twice there.
+ * The slow path of gr_capture_may_fork. stream: as in struct gr_capture; NULL: whatever is captured. Returns whether a
+ * block may already have served twice in one of these captures.
  */
 bool gr_capture_forks(const void *stream);
 
@@ -95,9 +98,9 @@ static inline bool gr_captures_are_open(void)
 }
 
 /*
- * Called before an event is recorded on the stream, or the program learns the graph under construction: in a capture
- * another stream may wait for it, and its work is then beside that of this one. From there on no memory serves twice in
- * that capture, as a later owner on the one stream does not wait for the earlier on the other.
+ * Called before the program records an event on the stream, or learns the graph under construction. In a capture
+ * another stream may wait for that event, and nodes may be added by hand; such work is then beside that of the stream.
+ * A new owner of a block would no longer wait for the old one. So from here on no block serves twice in that capture.
  */
 static inline void gr_capture_may_fork(CUstream stream, bool null_is_own)
 {
