@@ -281,9 +281,7 @@ static inline uint64_t gr_budget_slab_rest(struct gr_device *device)
         return rest <= INT64_MAX ? rest : 0;
 }
 
-/*
- * gr_budget_held less the unused rest of slabs: what the program has, and its graphs. Never negative either.
- */
+/* gr_budget_held less the unused rest of slabs: what the program has, and its graphs. Never negative either. */
 static inline uint64_t gr_budget_live(struct gr_device *device)
 {
         uint64_t rest = gr_budget_slab_rest(device), held = gr_budget_held(device);

@@ -372,6 +372,31 @@ static void by_hand(void)
         row(p != q, "a graph that can have nodes by hand");
 }
 
+/* Memory of a width whose pitch is not known yet, in a capture; and pinned memory, cached or not, is refused there. */
+static void other_kinds(void)
+{
+        CUresult pinned, ended;
+        CUgraph graph = NULL;
+        CUdeviceptr p;
+        size_t pitch;
+        void *host;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        row(cuMemAllocPitch(&p, &pitch, 3000, 64, 4) == CUDA_SUCCESS, "a new pitch in a capture");
+        GR_MUST(cuMemFree(p));
+        row(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS, "and the capture goes on");
+        GR_MUST(cuGraphDestroy(graph));
+
+        GR_MUST(cuMemHostAlloc(&host, MIB, 0));
+        GR_MUST(cuMemFreeHost(host));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        pinned = cuMemHostAlloc(&host, MIB, 0);
+        ended = cuStreamEndCapture(stream, &graph);
+        row(pinned == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && ended == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            "pinned memory is refused");
+}
+
 /* How a graph ends. */
 enum ending { AT_ONCE, WITH_EXECUTABLE, LAUNCHED, BROKEN, WITH_STREAM, ENDINGS };
 static const char *const endings[] = {"destroyed at once", "destroyed with its executable", "launched, and destroyed",
@@ -588,6 +613,7 @@ int main(int argc, char **argv)
                 a_chain();
                 a_fork();
                 by_hand();
+                other_kinds();
                 a_programmatic_launch();
                 comes_back();
                 is_there_again();
