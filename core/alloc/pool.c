@@ -156,13 +156,6 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
         return *ret_ptr || hand_out_by_ledger(block, bytes, ret_ptr);
 }
 
-bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
-{
-        struct gr_block *block = gr_graph_hold_take(hold, context, bytes);
-
-        return block && hand_out_by_ledger(block, bytes, ret_ptr);
-}
-
 /* Steps 1 to 3 of the slow path (pool.h): a block of the cache that is usable, or can be made so at once; NULL. */
 static struct gr_block *take_cached(struct gr_context *context, size_t bytes)
 {
@@ -442,11 +435,84 @@ void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
                 gr_block_drop(block);
 }
 
+/*
+ * Frees what is parked in a shared hold of graph segments. in_order: only the graphs that share it have used it, one
+ * after the other, so it needs no fence.
+ */
+static void unpark(struct gr_graph_hold *hold, bool in_order, bool ends)
+{
+        struct gr_block *block, *next;
+        bool should_close;
+
+        for (block = gr_graph_hold_unpark(hold, ends); block; block = next) {
+                next = block->next;
+                if (in_order && !(block->flags & GR_BLOCK_EXPORTED))
+                        gr_split_put(block, GR_SPLIT_IDLE, false, false, &should_close);
+                else
+                        free_split(hold->core, block, true);
+        }
+}
+
+struct graph_request {
+        struct gr_context *context;
+        size_t bytes;
+        struct gr_block *block;
+};
+
+static int grow_for_graph(void *arg)
+{
+        struct graph_request *request = arg;
+
+        return gr_split_grow_for_graph(request->context, request->bytes, &request->block);
+}
+
+/* A block of the graph segments; NULL: there is no memory for it, or none can be mapped. */
+static struct gr_block *take_shared(struct gr_context *context, size_t bytes)
+{
+        struct graph_request request = {.context = context, .bytes = bytes};
+        int rc;
+
+        if (bytes > GR_BLOCK_MAX_BYTES || !gr_pool_kind_is_split(context) || gr_fence_is_broken(context->fence))
+                return NULL;
+        request.block = gr_split_take_for_graph(context, bytes);
+        if (request.block)
+                return request.block;
+        rc = grow_for_graph(&request);
+        if (rc == -ENOMEM || rc == -EDQUOT)
+                rc = gr_ladder_climb_for(context, bytes, grow_for_graph, &request, rc);
+        return rc ? NULL : request.block;
+}
+
+bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, bool single_stream, size_t bytes,
+                        uint64_t *ret_ptr)
+{
+        struct gr_block *block = NULL;
+
+        if (hold->shared) {
+                if (single_stream)
+                        unpark(hold, true, false);
+                block = take_shared(context, bytes);
+        }
+        if (!block && single_stream)
+                block = gr_graph_hold_take(hold, context, bytes);
+        if (!block)
+                return false;
+        block->hold = hold->number;
+        return hand_out_by_ledger(block, bytes, ret_ptr);
+}
+
+void gr_pool_share(struct gr_graph_hold *hold, bool single_stream)
+{
+        if (hold->shared)
+                unpark(hold, single_stream, true);
+}
+
 static bool collect_one(struct gr_context *context, void *arg)
 {
         struct gr_block *block, *next;
 
         (void)arg;
+        gr_split_end_graphs(context);
         for (block = gr_graph_holds_collect(context->core, context); block; block = next) {
                 next = block->next;
                 if (gr_block_state(block) == GR_BLOCK_GONE)

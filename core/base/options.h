@@ -33,6 +33,11 @@
         X(GR_POOL_AUTO, "auto")                                                                                        \
         X(GR_POOL_NONE, "none")
 
+/* Whether graphs may use each other's memory. */
+#define GR_GRAPH_ARENAS(X)                                                                                             \
+        X(GR_GRAPH_PRIVATE, "private")                                                                                 \
+        X(GR_GRAPH_SHARED, "shared")
+
 #define GR_LIMIT_INCLUDES(X)                                                                                           \
         X(GR_INCLUDES_ALLOCATIONS, "allocations")                                                                      \
         X(GR_INCLUDES_PROCESS, "process")
@@ -40,6 +45,7 @@
 #define GR_ENUMERATOR(id, word) id,
 enum gr_reuse { GR_REUSE_MODES(GR_ENUMERATOR) };
 enum gr_pool_kind { GR_POOL_KINDS(GR_ENUMERATOR) };
+enum gr_graph_arena { GR_GRAPH_ARENAS(GR_ENUMERATOR) };
 enum gr_limit_includes { GR_LIMIT_INCLUDES(GR_ENUMERATOR) };
 #undef GR_ENUMERATOR
 
@@ -97,6 +103,7 @@ struct gr_option {
 extern const struct gr_option gr_option_table[GR_OPTION_COUNT];
 extern const char *const gr_options_reuse_words[];
 extern const char *const gr_options_pool_words[];
+extern const char *const gr_options_graph_arena_words[];
 extern const char *const gr_options_limit_includes_words[];
 
 /* Takes one message without newline, valid during the call only. */

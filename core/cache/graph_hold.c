@@ -20,13 +20,16 @@ static void count(const struct gr_block *block, int sign)
         gr_budget_add(&block->context->device->graph_bytes, (uint64_t)sign * block->capacity_bytes);
 }
 
-struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core)
+struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, bool shared)
 {
         struct gr_graph_hold *hold = calloc(1, sizeof(*hold));
 
         if (!hold)
                 return NULL;
         hold->core = core;
+        hold->shared = shared;
+        if (shared)
+                atomic_fetch_add(&core->graph_users, 1);
         atomic_init(&hold->users, 1);
         gr_lock(&core->holds_lock);
         if (++core->holds_made == 0)
@@ -48,11 +51,15 @@ void gr_graph_hold_retain(struct gr_graph_hold *hold)
 void gr_graph_hold_release(struct gr_graph_hold *hold)
 {
         struct gr_core *core = hold->core; /* the hold may be freed at once */
+        bool shared = hold->shared;
         unsigned before = atomic_fetch_sub(&hold->users, 1);
 
         assert(before > 0);
-        if (before == 1)
-                atomic_store(&core->holds_over, true);
+        if (before > 1)
+                return;
+        if (shared)
+                atomic_fetch_sub(&core->graph_users, 1);
+        atomic_store(&core->holds_over, true);
 }
 
 bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
@@ -64,7 +71,7 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
                 return false;
         gr_lock(&core->holds_lock);
         LL_SEARCH_SCALAR(core->holds, hold, number, block->hold);
-        if (hold && atomic_load(&hold->users) > 0) {
+        if (hold && atomic_load(&hold->users) > 0 && !(hold->ended && block->flags & GR_BLOCK_GRAPH)) {
                 block->next = hold->parked;
                 hold->parked = block;
                 count(block, 1);
@@ -99,6 +106,26 @@ struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_contex
         }
         gr_unlock(&core->holds_lock);
         return block;
+}
+
+struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold, bool ends)
+{
+        struct gr_block *all = NULL, *block, **at;
+
+        gr_lock(&hold->core->holds_lock);
+        hold->ended |= ends;
+        for (at = &hold->parked; (block = *at);) {
+                if (!(block->flags & GR_BLOCK_GRAPH)) {
+                        at = &block->next;
+                        continue;
+                }
+                *at = block->next;
+                count(block, -1);
+                block->hold = 0;
+                LL_PREPEND(all, block);
+        }
+        gr_unlock(&hold->core->holds_lock);
+        return all;
 }
 
 bool gr_graph_holds_are_over(struct gr_core *core)

@@ -5,6 +5,9 @@
  * block is parked: only the same capture may get it. The users are the capture, its graph, and all that is made of the
  * graph. When the last has gone, parked blocks are freed as any other.
  *
+ * A shared hold (GPURECLAIM_GRAPH_ARENA=shared) keeps blocks of graph segments (segment/graph_segments.h) only until its
+ * capture has ended. Then they are free there, for later captures.
+ *
  *   gr_graph_hold_new ---- users: the capture, then its graph (shim/hooks/captures.c) ---- last gr_graph_hold_release
  *                                      a freed block is parked                             gr_graph_holds_collect
  */
@@ -25,13 +28,15 @@ struct gr_core;
 struct gr_graph_hold {
         struct gr_core *core; /* constant, like number */
         unsigned number;      /* not 0; that of no other hold that has users */
+        bool shared;          /* constant: one of core->graph_users while it has users */
+        bool ended;           /* its capture has; guarded by core->holds_lock */
         _Atomic unsigned users;
         struct gr_block *parked; /* by next; this and the list are guarded by core->holds_lock */
         struct gr_graph_hold *next;
 };
 
 /* A hold with one user, the caller. NULL: out of memory. */
-struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core);
+struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, bool shared);
 
 /* One user more. */
 void gr_graph_hold_retain(struct gr_graph_hold *hold);
@@ -51,6 +56,12 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block);
  * done before that of the next owner.
  */
 struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes);
+
+/*
+ * Takes the blocks of graph segments that are parked in a shared hold, linked by next. The caller must free them. ends:
+ * the capture has ended, so no more of them are parked.
+ */
+struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold, bool ends);
 
 /* Whether a hold has lost its last user since the last begin. gr_graph_holds_begin also resets this to false. */
 bool gr_graph_holds_are_over(struct gr_core *core);

@@ -83,6 +83,7 @@ struct gr_context {
 struct gr_config {
         enum gr_reuse reuse;
         enum gr_pool_kind pool;
+        enum gr_graph_arena graph_arena;
         uint64_t decay_ns; /* 0: off */
         uint64_t wait_ns;  /* 0: off */
         bool proactive;
@@ -134,7 +135,8 @@ struct gr_core {
         struct gr_lock holds_lock;
         struct gr_graph_hold *holds;
         unsigned holds_made;
-        _Atomic bool holds_over; /* one may have lost its last user */
+        _Atomic bool holds_over;      /* one may have lost its last user */
+        _Atomic unsigned graph_users; /* holds of graphs that share memory, with users (segment/graph_segments.h) */
         /* Frees what was parked there: gr_pool_collect, which stands above much that needs the memory. Constant. */
         void (*collect)(struct gr_core *core);
 

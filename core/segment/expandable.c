@@ -41,8 +41,9 @@ static void note_expandable(struct gr_core *core, bool small, uint64_t ptr, uint
         atomic_store(&core->expandable_pages, (uint32_t)(bytes >> GR_PAGE_SHIFT));
 }
 
-int gr_expandable_open(struct gr_context *context, bool small)
+int gr_expandable_open(struct gr_context *context, bool graph, bool small)
 {
+        int kind = gr_expandable_kind(graph, small);
         struct gr_split *split = context->split;
         const struct gr_driver *driver = context->core->driver;
         struct gr_segment *segment = NULL;
@@ -69,6 +70,7 @@ int gr_expandable_open(struct gr_context *context, bool small)
         segment->ptr = ptr;
         segment->bytes = bytes;
         segment->small = small;
+        segment->graph = segment->held = graph;
         segment->first = range;
         segment->begins[0] = range;
         range->segment = segment;
@@ -77,9 +79,10 @@ int gr_expandable_open(struct gr_context *context, bool small)
         range->block.context = context;
         range->block.flags = GR_BLOCK_SPLIT;
         gr_lock(&split->lock);
-        if (!split->expandable[small] && gr_segments_add(split, segment)) {
-                split->expandable[small] = segment;
-                note_expandable(context->core, small, ptr, bytes);
+        if (!split->expandable[kind] && gr_segments_add(split, segment)) {
+                split->expandable[kind] = segment;
+                if (!graph)
+                        note_expandable(context->core, small, ptr, bytes);
                 gr_extent_hole_enter(range);
                 added = true;
         }
@@ -88,9 +91,9 @@ int gr_expandable_open(struct gr_context *context, bool small)
                 return 0;
         gr_block_free(range); /* another thread was faster */
         gr_expandable_close(context, segment);
-        return split->expandable[small] ? 0 : -ENOSPC;
+        return split->expandable[kind] ? 0 : -ENOSPC;
 refuse:
-        if (!atomic_exchange(&split->expandable_refused, true))
+        if (!graph && !atomic_exchange(&split->expandable_refused, true))
                 gr_log(GR_LOG_INFO, "no mapped memory here: pool kind %s",
                        context->core->config.pool == GR_POOL_AUTO ? "auto serves from bins instead"
                                                                   : "split takes segments from the driver's allocator");
@@ -161,11 +164,11 @@ static uint64_t idle_run(struct gr_context *context, const struct gr_range *rang
 static struct gr_range *idle_range(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes,
                                    uint64_t *ret_at, uint64_t *ret_bytes)
 {
-        for (int kind = GR_FREE_SMALL; kind <= GR_FREE_LARGE; kind++) {
+        for (int kind = 0; kind < GR_EXPANDABLE_KINDS; kind++) {
                 const struct gr_free_lists *lists = &context->split->free[kind];
                 struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
 
-                for (; range; range = gr_range_next(lists, range)) {
+                for (; range && !range->segment->held; range = gr_range_next(lists, range)) {
                         *ret_bytes =
                                 range->segment->pages ? idle_run(context, range, want_bytes, most_bytes, ret_at) : 0;
                         if (*ret_bytes > 0)
@@ -189,10 +192,12 @@ uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range,
                 if (gr_page_is_mapped(extent) && begin >= at && begin + size <= end && /* else others use it, too */
                     !(fresh && extent->freed_epoch)) {
                         uint64_t cached = size - extent->used_bytes, pinned = gr_extent_stranded(extent);
+                        uint64_t parked = segment->held ? size : 0;
 
                         if (gr_extent_unmap(context->core, context->handle, segment, extent)) {
                                 gr_budget_add(&context->device->stranded_bytes, -pinned);
                                 gr_budget_uncache(context->device, cached);
+                                gr_budget_add(&context->device->graph_bytes, -parked);
                                 gr_budget_release(context->device, begin, size);
                                 gone += size;
                                 count++;
@@ -296,7 +301,7 @@ static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *s
  */
 static bool is_stuck(const struct gr_segment *segment, const struct gr_page *extent, bool later)
 {
-        return extent->stuck && is_left(segment, extent, later);
+        return extent->stuck && !segment->held && is_left(segment, extent, later);
 }
 
 bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last)

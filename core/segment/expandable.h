@@ -36,8 +36,11 @@
 
 struct gr_context;
 
-/* Makes an expandable segment, unless another thread has just done so. -ENOSPC: no addresses. No lock held. */
-int gr_expandable_open(struct gr_context *context, bool small);
+/*
+ * Makes the expandable segment for graphs, or not, and for small requests, or large ones, unless another thread has just
+ * done so. -ENOSPC: no addresses. No lock held.
+ */
+int gr_expandable_open(struct gr_context *context, bool graph, bool small);
 
 /*
  * Gives the mapped extents that lie wholly inside a busy range back to the driver. fresh: only those that nothing has

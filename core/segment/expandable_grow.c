@@ -336,27 +336,28 @@ static int map_all_holes(struct gr_context *context, struct gr_range *range, uin
  * As gr_expandable_grow, and with ahead_bytes for a place so wide that as much is mapped. -EAGAIN: that could not be
  * mapped. Lock not held.
  */
-static int grow(struct gr_context *context, size_t bytes, uint64_t ahead_bytes, struct gr_block **ret_block)
+static int grow(struct gr_context *context, size_t bytes, bool graph, uint64_t ahead_bytes, struct gr_block **ret_block)
 {
         struct gr_split *split = context->split;
         struct gr_range *range = NULL;
         bool small = gr_is_small(bytes), wider;
+        int kind = gr_expandable_kind(graph, small);
         struct place place;
         size_t place_bytes;
         uint64_t lack_bytes, come;
         int rc = 0;
 
         gr_lock(&split->lock);
-        if (!split->expandable[small]) {
+        if (!split->expandable[kind]) {
                 gr_unlock(&split->lock);
-                rc = gr_expandable_open(context, small);
+                rc = gr_expandable_open(context, graph, small);
                 if (rc)
                         return rc;
                 gr_lock(&split->lock);
         }
         gr_segments_free_usable(context);
         gr_remap_reap(context);
-        if (!split->expandable[small] || !choose(split->expandable[small], bytes, &place)) {
+        if (!split->expandable[kind] || !choose(split->expandable[kind], bytes, &place)) {
                 gr_unlock(&split->lock);
                 return -ENOSPC;
         }
@@ -372,7 +373,9 @@ static int grow(struct gr_context *context, size_t bytes, uint64_t ahead_bytes, 
 
         /* To move memory costs less in the driver than to return some and map some, and need not wait for work. */
         lack_bytes = place.hole_bytes;
-        if (!gr_slack_has_room(context, bytes, lack_bytes)) {
+        if (graph) {
+                lack_bytes = gr_remap_fill(context, range, lack_bytes);
+        } else if (!gr_slack_has_room(context, bytes, lack_bytes)) {
                 uint64_t begin_ns = context->core->driver->now_ns();
 
                 lack_bytes = gr_remap_fill(context, range, lack_bytes);
@@ -385,7 +388,8 @@ static int grow(struct gr_context *context, size_t bytes, uint64_t ahead_bytes, 
         gr_lock(&split->lock);
         assert(split->busy > 0 && range->state == GR_RANGE_BUSY);
         split->busy--;
-        gr_split_surplus(split, (int64_t)come);
+        if (!range->segment->held)
+                gr_split_surplus(split, (int64_t)come);
         if (rc == 0) {
                 *ret_block = gr_segments_carve(context, range, bytes);
                 rc = *ret_block ? 0 : -ENOMEM;
@@ -398,12 +402,12 @@ static int grow(struct gr_context *context, size_t bytes, uint64_t ahead_bytes, 
 }
 
 /* Lock not held. */
-int gr_expandable_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
+int gr_expandable_grow(struct gr_context *context, size_t bytes, bool graph, struct gr_block **ret_block)
 {
-        int rc = grow(context, bytes, ahead(context, bytes), ret_block);
+        int rc = grow(context, bytes, graph, graph ? 0 : ahead(context, bytes), ret_block);
         bool little = bytes <= atomic_load(&context->device->reserved_bytes) / AHEAD_ROOM_SHARE;
 
         if (rc == -EAGAIN || (rc == -ENOMEM && little)) /* the failure of a large request says nothing about that */
                 atomic_store(&context->split->ahead_refused, true);
-        return rc == -EAGAIN ? grow(context, bytes, 0, ret_block) : rc;
+        return rc == -EAGAIN ? grow(context, bytes, graph, 0, ret_block) : rc;
 }

@@ -14,6 +14,7 @@
 #include "segment/range.h"
 #include "segment/split_state.h"
 
+#define FIRST_EPOCH        UINT64_C(1)
 #define SMALL_BEYOND_SHARE 8 /* extents stay small once this share of the card or the limit is held */
 
 GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign)
@@ -99,7 +100,24 @@ int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64
         *extent = (struct gr_page){.handle = handle, .pages = (uint32_t)(bytes >> GR_PAGE_SHIFT)};
         for (uint32_t i = 1; i < extent->pages; i++)
                 extent[i].back = i;
+        if (segment->held) {
+                extent->used_bytes = bytes;
+                gr_budget_add(&context->device->graph_bytes, bytes);
+                gr_budget_uncache(context->device, bytes);
+        }
         return 0;
+}
+
+void gr_extent_note_use(const struct gr_range *range)
+{
+        const struct gr_segment *segment = range->segment;
+
+        for (uint64_t at = range->block.ptr; at < gr_range_end(range);) {
+                struct gr_page *extent = gr_extent_at(segment, at);
+
+                extent->freed_epoch = gr_max(extent->freed_epoch, FIRST_EPOCH);
+                at = gr_extent_ptr(segment, extent) + gr_extent_bytes(extent);
+        }
 }
 
 bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *segment, struct gr_page *extent)

@@ -133,10 +133,9 @@ static struct gr_free_lists *lists_of(struct gr_split *split, const struct gr_ra
 {
         const struct gr_segment *segment = range->segment;
 
-        if (segment->small)
-                return &split->free[GR_FREE_SMALL];
-        return &split->free[!segment->pages && range->block.capacity_bytes == segment->bytes ? GR_FREE_WHOLE
-                                                                                             : GR_FREE_LARGE];
+        if (!segment->small && !segment->pages && range->block.capacity_bytes == segment->bytes)
+                return &split->free[GR_FREE_WHOLE];
+        return &split->free[gr_expandable_kind(segment->graph, segment->small)];
 }
 
 GR_HOT_CODE void gr_range_enter(struct gr_split *split, struct gr_range *range)

@@ -50,6 +50,8 @@ struct gr_segment {
         struct gr_block *holes;
         struct gr_range *end; /* the hole at its end, or NULL */
         bool small;           /* for requests up to 1 MiB */
+        bool graph;           /* for graphs; constant (graph_segments.h) */
+        bool held;            /* graphs use it: all of it counts as used, and nothing goes back or is unmapped */
         bool stuck;           /* it has stuck ranges: goes back as a whole when its last used range is freed */
 };
 

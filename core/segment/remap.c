@@ -38,18 +38,19 @@ struct found {
 
 /*
  * The largest extent of at most most_bytes, as every move costs the same; of equals the one in the smallest free range.
+ * What graphs hold moves only to a segment that they hold, too (graph_segments.h), and nothing else moves there.
  * Looks at EXTENTS_LOOK of them at most.
  */
-static struct found find_movable(const struct gr_split *split, uint64_t most_bytes)
+static struct found find_movable(const struct gr_split *split, const struct gr_segment *to, uint64_t most_bytes)
 {
         struct found found = {0};
         unsigned looked_at = 0;
 
-        for (int kind = GR_FREE_SMALL; kind <= GR_FREE_LARGE; kind++) {
+        for (int kind = 0; kind < GR_EXPANDABLE_KINDS; kind++) {
                 const struct gr_free_lists *lists = &split->free[kind];
                 struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
 
-                for (; range; range = gr_range_next(lists, range)) {
+                for (; range && range->segment->held == to->held; range = gr_range_next(lists, range)) {
                         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range);
 
                         if (!gr_fence_usable(range->block.context->fence, range->block.freed_epoch))
@@ -90,7 +91,7 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
 
                 while (stop < end && !gr_page_is_mapped(gr_page_at(segment, stop)))
                         stop += GR_PAGE_BYTES;
-                found = find_movable(split, stop - at);
+                found = find_movable(split, segment, stop - at);
                 from = found.range ? gr_range_isolate(split, found.range, found.at, found.bytes) : NULL;
                 if (from) {
                         moves[count++] = (struct move){.from = from, .to = at};
@@ -115,11 +116,13 @@ static bool move_one(struct gr_context *context, struct gr_segment *segment, con
         uint64_t handle = old->handle;
         uint32_t pages = old->pages;
 
-        assert(old->used_bytes == 0 && !gr_page_is_mapped(extent) && extent->stale == 0);
+        assert(old->used_bytes == (segment->held ? gr_extent_bytes(old) : 0));
+        assert(!gr_page_is_mapped(extent) && extent->stale == 0);
         if (context->core->driver->mem_map(context->handle, context->device->ordinal, move->to, gr_extent_bytes(old),
                                            &handle))
                 return false;
-        *extent = (struct gr_page){.handle = handle, .freed_epoch = old->freed_epoch, .pages = pages};
+        *extent = (struct gr_page){
+                .handle = handle, .freed_epoch = old->freed_epoch, .used_bytes = old->used_bytes, .pages = pages};
         for (uint32_t i = 1; i < pages; i++)
                 extent[i].back = i;
         for (uint32_t i = 0; i < pages; i++)
@@ -173,7 +176,7 @@ GR_NOT_CHECKED void gr_remap_reap(struct gr_context *context)
          * the card.
          */
         DL_FOREACH_SAFE (split->stale_pages, block, next)
-                if (gr_fence_idle(context->fence, block->freed_epoch)) {
+                if (!gr_range_of(block)->segment->held && gr_fence_idle(context->fence, block->freed_epoch)) {
                         DL_DELETE(split->stale_pages, block);
                         gr_range_become(gr_range_of(block), GR_RANGE_BUSY);
                         DL_APPEND(idle, block);

@@ -56,6 +56,12 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
 GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign)
 {
         gr_assert_locked(&context->split->lock);
+        if (range->segment->held) {
+                gr_budget_add(&context->device->graph_bytes, -(uint64_t)(sign * (int64_t)range->block.capacity_bytes));
+                if (sign > 0)
+                        gr_extent_note_use(range);
+                return;
+        }
         if (sign > 0)
                 gr_budget_uncache(context->device, range->block.capacity_bytes);
         else
@@ -83,7 +89,7 @@ static struct gr_block *empty_fastbins(struct gr_arena *arena)
 
 bool gr_segments_go_ahead(struct gr_context *context, const struct gr_segment *segment)
 {
-        return !segment->small && gr_fence_barrier_is_cheap(context->fence);
+        return !segment->small && !segment->graph && gr_fence_barrier_is_cheap(context->fence);
 }
 
 /* Counts a range as waiting, which the caller puts into the queue. */
@@ -213,8 +219,8 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         gr_assert_locked(&split->lock);
         assert(bytes > 0 && bytes % GR_SPLIT_UNIT_BYTES == 0 && bytes <= block->capacity_bytes);
         assert(range->segment->small == gr_is_small(bytes));
-        gr_block_begin_cached(block, gr_class_of(bytes),
-                              GR_BLOCK_SPLIT); /* class: for the report of the largest holders */
+        /* The class is for the report of the largest holders. */
+        gr_block_begin_cached(block, gr_class_of(bytes), GR_BLOCK_SPLIT | (range->segment->graph ? GR_BLOCK_GRAPH : 0));
         if (gr_block_add(context->core, block, &stale)) {
                 gr_range_free(split, range);
                 return NULL;

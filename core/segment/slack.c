@@ -122,7 +122,8 @@ static bool has_surplus(struct gr_split *split)
         bool has;
 
         gr_lock(&split->lock);
-        has = (split->expandable[0] || split->expandable[1]) && split->surplus_bytes > 0;
+        has = (split->expandable[GR_EXPANDABLE_LARGE] || split->expandable[GR_EXPANDABLE_SMALL]) &&
+              split->surplus_bytes > 0;
         gr_unlock(&split->lock);
         return has;
 }

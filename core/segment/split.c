@@ -25,6 +25,7 @@
 #include "segment/expandable_grow.h"
 #include "segment/extent.h"
 #include "segment/fit.h"
+#include "segment/graph_segments.h"
 #include "segment/range.h"
 #include "segment/segments.h"
 #include "segment/slack.h"
@@ -104,7 +105,7 @@ void gr_split_drop(struct gr_context *context)
 {
         struct gr_split *split = context->split;
         struct gr_device *device = context->device;
-        struct gr_segment *expandable[2];
+        struct gr_segment *expandable[GR_EXPANDABLE_KINDS];
 
         gr_lock(&split->lock);
         while (split->busy > 0) { /* threads in calls of the driver, which do not wait for the GPU */
@@ -113,6 +114,7 @@ void gr_split_drop(struct gr_context *context)
                 gr_lock(&split->lock);
         }
         gr_segments_merge_fastbins(context);
+        gr_graph_segments_end(context);
         for (size_t i = 0; i < split->segment_count; i++) {
                 struct gr_segment *segment = split->segments[i];
 
@@ -137,9 +139,9 @@ void gr_split_drop(struct gr_context *context)
         atomic_store(&split->ahead_epoch, 0);
         split->stuck_epoch = 0;
         gr_unlock(&split->lock);
-        for (int small = 0; small < 2; small++)
-                if (expandable[small])
-                        gr_expandable_close(context, expandable[small]);
+        for (int kind = 0; kind < GR_EXPANDABLE_KINDS; kind++)
+                if (expandable[kind])
+                        gr_expandable_close(context, expandable[kind]);
 }
 
 /* Below, the split's lock is held unless a comment says otherwise; it is never held across a call of the driver. */
@@ -175,7 +177,7 @@ GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes
 {
         struct gr_split *split = context->split;
         bool small = gr_is_small(bytes);
-        const struct gr_free_lists *lists = &split->free[small ? GR_FREE_SMALL : GR_FREE_LARGE];
+        const struct gr_free_lists *lists = &split->free[gr_expandable_kind(false, small)];
         uint64_t most = segments >= USED ? UINT64_MAX : most_segment_bytes(bytes);
         struct gr_range *range;
 
@@ -339,7 +341,7 @@ static bool has_expandable(struct gr_split *split)
         bool has;
 
         gr_lock(&split->lock);
-        has = split->expandable[0] || split->expandable[1];
+        has = split->expandable[GR_EXPANDABLE_LARGE] || split->expandable[GR_EXPANDABLE_SMALL];
         gr_unlock(&split->lock);
         return has;
 }
@@ -356,7 +358,7 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         *ret_block = take_behind_barrier(context, bytes);
         if (*ret_block)
                 return 0;
-        rc = gr_expandable_grow(context, range_bytes(bytes), ret_block);
+        rc = gr_expandable_grow(context, range_bytes(bytes), false, ret_block);
         if (rc == -ENOSPC && context->core->config.pool == GR_POOL_AUTO && atomic_load(&split->expandable_refused)) {
                 if (!has_expandable(split))
                         atomic_store(&context->split_active, false);
@@ -399,6 +401,45 @@ out:
         gr_budget_update_peak(context->device);
         gr_pressure_note(context);
         return rc;
+}
+
+/* Lock not held. */
+struct gr_block *gr_split_take_for_graph(struct gr_context *context, size_t bytes)
+{
+        struct gr_split *split = context->split;
+        const struct gr_free_lists *lists = &split->free[gr_expandable_kind(true, gr_is_small(bytes))];
+        struct gr_block *block = NULL;
+        struct gr_range *range;
+        uint64_t at;
+
+        bytes = range_bytes(bytes);
+        gr_fence_poll(context->fence); /* no barrier may be laid while a capture is open */
+        gr_lock(&split->lock);
+        gr_graph_segments_hold(context);
+        gr_segments_free_usable(context);
+        range = gr_fit_find(lists, bytes, gr_fence_usable_epoch(context->fence), UINT64_MAX, &at);
+        if (range)
+                block = take_from(context, range, at, bytes);
+        gr_unlock(&split->lock);
+        return block;
+}
+
+/* Lock not held. */
+int gr_split_grow_for_graph(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
+{
+        int rc = gr_expandable_grow(context, range_bytes(bytes), true, ret_block);
+
+        gr_budget_update_peak(context->device);
+        gr_pressure_note(context);
+        return rc;
+}
+
+/* Lock not held. */
+void gr_split_end_graphs(struct gr_context *context)
+{
+        gr_lock(&context->split->lock);
+        gr_graph_segments_release(context);
+        gr_unlock(&context->split->lock);
 }
 
 /* Counts bytes as freed into the open epoch. True: that is so much that the epoch should be closed. */
@@ -485,7 +526,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         if (ends_fastbins)
                 gr_arenas_resume(context);
         gone = gr_block_state(block) == GR_BLOCK_GONE;
-        fastbins = !gone && !by_driver && fits_fastbin(context);
+        fastbins = !gone && !by_driver && !(block->flags & GR_BLOCK_GRAPH) && fits_fastbin(context);
         if (fastbins && !gr_arena_fastbins_have_room(arena, block->capacity_bytes)) {
                 gr_segments_merge_fastbins_of(arena); /* all of them at once, so that it happens seldom */
                 fastbins = false;

@@ -109,6 +109,17 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes);
 int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 
 /*
+ * As gr_split_take and gr_split_grow, from the segments for graphs (graph_segments.h); the caller's graph is a user of
+ * them. gr_split_grow_for_graph returns as gr_expandable_grow. In the order of the capture nothing else may use what a
+ * block had before.
+ */
+struct gr_block *gr_split_take_for_graph(struct gr_context *context, size_t bytes);
+int gr_split_grow_for_graph(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
+
+/* Where no graph is a user of these segments any more, what is free there is cached from now on. No lock is held. */
+void gr_split_end_graphs(struct gr_context *context);
+
+/*
  * Takes back a block that the program freed (claimed in the ledger; the caller's until now). epoch: from
  * gr_fence_freed, or GR_SPLIT_NEVER where its memory must not be reused. by_driver: where its segment is free now, it
  * goes back to the driver at once, which may block. waits: what must not be reused goes back at once, too, which waits
@@ -116,6 +127,7 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
  * the driver's error: then the segment is lost, still charged.
  */
 #define GR_SPLIT_NEVER UINT64_MAX
+#define GR_SPLIT_IDLE  0 /* no work can use it any more, or only in the order of the graphs that share it */
 int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool waits, bool *ret_should_close);
 
 /* Adds what the segments served and took back, and the free ranges. No lock from GR_RANK_SPLIT up is held. */

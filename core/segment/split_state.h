@@ -30,8 +30,25 @@ struct gr_free_lists {
 
 _Static_assert(GR_FREE_CLASSES % 64 == 0, "each list has a bit");
 
-/* Three sets of free lists: segments for small requests; those for large ones that are in use; and whole free ones. */
-enum { GR_FREE_SMALL, GR_FREE_LARGE, GR_FREE_WHOLE, GR_FREE_KINDS };
+/* The expandable segments of a context, for requests above 1 MiB and up to that; and the same for graphs. */
+enum {
+        GR_EXPANDABLE_LARGE,
+        GR_EXPANDABLE_SMALL,
+        GR_EXPANDABLE_GRAPH_LARGE,
+        GR_EXPANDABLE_GRAPH_SMALL,
+        GR_EXPANDABLE_KINDS,
+};
+
+static inline int gr_expandable_kind(bool graph, bool small)
+{
+        return (graph ? GR_EXPANDABLE_GRAPH_LARGE : GR_EXPANDABLE_LARGE) + small;
+}
+
+/*
+ * The sets of free lists: one for each kind of expandable segment, which other segments in use share; and one for other
+ * segments that are wholly free.
+ */
+enum { GR_FREE_WHOLE = GR_EXPANDABLE_KINDS, GR_FREE_KINDS };
 
 /* The files of segment/ that write each field are named; split.c also empties all when the context has gone. */
 struct gr_split {
@@ -56,10 +73,10 @@ struct gr_split {
         struct gr_free_lists free[GR_FREE_KINDS]; /* range.c */
         struct gr_segment **segments;             /* by address: segments.c */
         size_t segment_count, segment_room;
-        struct gr_segment *expandable[2]; /* for large and for small requests; NULL: none: expandable.c */
-        struct gr_block *stale_pages;     /* stale ranges of the expandable segments, oldest first: remap.c */
-        uint64_t stuck_epoch;             /* the latest epoch of stuck extents that are left; 0: none: expandable.c */
-        unsigned busy;                    /* threads in calls of the driver that map or unmap; each counts itself */
+        struct gr_segment *expandable[GR_EXPANDABLE_KINDS]; /* NULL: none: expandable.c */
+        struct gr_block *stale_pages; /* stale ranges of the expandable segments, oldest first: remap.c */
+        uint64_t stuck_epoch;         /* the latest epoch of stuck extents that are left; 0: none: expandable.c */
+        unsigned busy;                /* threads in calls of the driver that map or unmap; each counts itself */
         /* Up to told_bytes: slack.c. */
         int64_t credit_ns;     /* time that may be spent on better fits (slack.h) */
         uint64_t credit_at_ns; /* when credit_ns was last raised; 0: never */

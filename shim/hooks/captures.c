@@ -159,15 +159,20 @@ void gr_capture_became(uint64_t number, CUgraph graph)
 {
         struct gr_graph_hold *hold = NULL;
         CUuserObject object;
+        bool forked = false;
         GR_KEEP_ERRNO;
 
         gr_lock(&capturing_lock);
         for (unsigned i = 0; i < capturing_count && !hold; i++)
-                if (capturing[i].number == number)
+                if (capturing[i].number == number) {
                         hold = capturing[i].hold;
+                        forked = capturing[i].forked;
+                }
         if (hold)
                 gr_graph_hold_retain(hold); /* for good, if the driver refuses */
         gr_unlock(&capturing_lock);
+        if (hold)
+                gr_pool_share(hold, !forked);
         if (hold && gr_real.cuUserObjectCreate && gr_real.cuGraphRetainUserObject &&
             gr_real.cuUserObjectCreate(&object, hold, destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) == CUDA_SUCCESS)
                 gr_real.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
@@ -222,15 +227,19 @@ bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *
         CUstreamCaptureMode mode = own_mode();
         struct gr_graph_hold *hold = NULL;
         struct gr_capture *first = NULL;
-        bool served;
+        bool shared = gr_core.config.graph_arena == GR_GRAPH_SHARED, single_stream = false, served;
 
         gr_lock(&capturing_lock);
-        if (refusing(mode, &first) == 1 && !first->forked && first->hold) {
-                hold = first->hold;
-                gr_graph_hold_retain(hold);
+        if (refusing(mode, &first) == 1) {
+                if (!first->hold && shared)
+                        first->hold = gr_graph_hold_new(&gr_core, true);
+                hold = first->forked && !shared ? NULL : first->hold;
+                single_stream = !first->forked;
         }
+        if (hold)
+                gr_graph_hold_retain(hold);
         gr_unlock(&capturing_lock);
-        served = hold && gr_pool_alloc_held(hold, context, bytes, ret_ptr);
+        served = hold && gr_pool_alloc_held(hold, context, single_stream, bytes, ret_ptr);
         if (hold)
                 gr_graph_hold_release(hold);
         return served;
@@ -280,7 +289,7 @@ void gr_captures_hold(uint64_t ptr)
                 struct gr_graph_hold **at = count == 1 ? &first->hold : &unknown_hold;
 
                 if (!*at)
-                        *at = gr_graph_hold_new(&gr_core);
+                        *at = gr_graph_hold_new(&gr_core, count == 1 && gr_core.config.graph_arena == GR_GRAPH_SHARED);
                 hold = *at;
                 if (hold)
                         gr_graph_hold_retain(hold);

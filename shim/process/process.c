@@ -307,6 +307,7 @@ static void set_up(void)
         pthread_condattr_destroy(&monotonic);
         config = (struct gr_config){.reuse = gr_options.reuse,
                                     .pool = gr_options.pool,
+                                    .graph_arena = gr_options.graph_arena,
                                     .decay_ns = gr_options.decay,
                                     .wait_ns = gr_options.wait,
                                     .proactive = gr_options.proactive,

@@ -3,13 +3,14 @@
  * the graph has become meanwhile, and afterwards it comes back. Under the shim only: natively the driver refuses such
  * an allocation. Each row says what it saw, and the status is 1 if one is bad.
  *
- *   graphs [--relaxed | --short | --first-look] [--seconds=N [--seed=N] [--threads=N]]
+ *   graphs [--relaxed | --short | --first-look] [--seconds=N [--seed=N] [--threads=N] [--in-turn]]
  *                           --short: the driver refuses memory for an executable or a launch, and cached memory goes
  *                           back first
  *                           --first-look: with a release threshold, an allocation in a capture climbs the ladder
  *                           --relaxed: in captures in which the driver allows it, so that the memory is the program's own
  *                           affair; then graphs must be seen to overwrite other memory
  *                           --seconds: random graphs for so long (graphs_random.c), by the seed or GR_TEST_SEED
+ *                           --in-turn: no two of them run at once, as graphs that share memory must not
  */
 #include "graphs_random.h"
 
@@ -587,16 +588,18 @@ int main(int argc, char **argv)
 {
         const char *seed_text = getenv("GR_TEST_SEED");
         unsigned seed = seed_text ? (unsigned)strtoul(seed_text, NULL, 10) : 1;
-        bool relaxed = false, is_short = false, is_first = false;
+        bool relaxed = false, is_short = false, is_first = false, in_turn = false;
         double seconds = 0;
         int threads = 3;
 
-        GT_OPTIONS(argc, argv, "[--relaxed | --short | --first-look] [--seconds=N [--seed=N] [--threads=N]]",
-                   GT_OPTION("relaxed", relaxed), GT_OPTION("short", is_short), GT_OPTION("first-look", is_first),
-                   GT_OPTION("seconds", seconds), GT_OPTION("seed", seed), GT_OPTION("threads", threads));
+        GT_OPTIONS(argc, argv,
+                   "[--relaxed | --short | --first-look] [--seconds=N [--seed=N] [--threads=N] [--in-turn]]",
+                   GT_OPTION("relaxed", relaxed), GT_OPTION("in-turn", in_turn), GT_OPTION("short", is_short),
+                   GT_OPTION("first-look", is_first), GT_OPTION("seconds", seconds), GT_OPTION("seed", seed),
+                   GT_OPTION("threads", threads));
         gt_open(&gt);
         if (seconds > 0)
-                return (graphs_random(&gt, seconds, seed, threads, relaxed) > 0) != relaxed;
+                return (graphs_random(&gt, seconds, seed, threads, relaxed, in_turn) > 0) != relaxed;
         stream = gt_stream();
         if (is_short)
                 return short_of_memory();

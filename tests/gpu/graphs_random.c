@@ -2,7 +2,8 @@
  * Each thread has some graphs and executables and some other blocks, and does random things with them. A graph is a
  * chain of steps: allocate, fill with the step's own value, copy a word of that to the graph's results, free. What it
  * becomes, clones, executables or nodes of other graphs, uses the same memory, and has the same results. So a thread
- * launches all of them on one stream.
+ * launches all of them on one stream. Where graphs share memory all threads launch on the same one, and what a launch
+ * leaves in memory of its graph is looked at before the next one.
  */
 #include "graphs_random.h"
 
@@ -42,7 +43,8 @@ struct thing {
 };
 
 struct worker {
-        CUstream own, side; /* for captures and graphs; own is where they begin, side is what some fork to */
+        CUstream own, side; /* for captures: own is where they begin, side is what some fork to */
+        CUstream launches;  /* for graphs */
         CUevent event;
         CUdeviceptr mismatches;
         uint64_t random, counts[COUNTS];
@@ -54,7 +56,8 @@ struct worker {
 };
 
 static const struct gt *gt;
-static bool relaxed;
+static bool relaxed, in_turn;
+static pthread_mutex_t launching = PTHREAD_MUTEX_INITIALIZER;
 static double until_us;
 static size_t total;
 static CUstream streams[STREAMS];
@@ -98,6 +101,12 @@ static void look_at(struct worker *w, const struct block *b, CUstream stream)
                 GR_MUST(gt_count_diff(gt, stream, b->at, b->value, b->words, w->mismatches));
 }
 
+static void look_at_kept(struct worker *w, const struct part *part, bool wanted)
+{
+        for (int i = 0; wanted && i < KEPT; i++)
+                look_at(w, &part->kept[i], w->launches);
+}
+
 static void free_block(struct block *b)
 {
         if (b->p)
@@ -134,10 +143,9 @@ static void check(struct worker *w, struct part *part)
 
         if (!part->launched)
                 return;
-        for (int i = 0; i < KEPT; i++)
-                look_at(w, &part->kept[i], w->own);
-        GR_MUST(cuMemcpyDtoHAsync(words, part->results, sizeof words, w->own));
-        GR_MUST(cuStreamSynchronize(w->own));
+        look_at_kept(w, part, !in_turn);
+        GR_MUST(cuMemcpyDtoHAsync(words, part->results, sizeof words, w->launches));
+        GR_MUST(cuStreamSynchronize(w->launches));
         for (unsigned i = 0; i < part->steps; i++)
                 if (words[i] != part->tag + i && w->counts[WRONG]++ == 0)
                         printf("step %u of %u: %u instead of %u\n", i, part->steps, words[i], part->tag + i);
@@ -242,8 +250,11 @@ static void capture(struct worker *w, struct thing *thing, uint64_t plan, CUstre
 
 static void launch(struct worker *w, const struct thing *thing)
 {
-        GR_MUST(cuMemsetD32Async(thing->part->results, 0, STEPS, w->own));
-        thing->part->launched = served(w, cuGraphLaunch(thing->exec, w->own));
+        pthread_mutex_lock(&launching);
+        GR_MUST(cuMemsetD32Async(thing->part->results, 0, STEPS, w->launches));
+        thing->part->launched = served(w, cuGraphLaunch(thing->exec, w->launches));
+        look_at_kept(w, thing->part, in_turn && thing->part->launched);
+        pthread_mutex_unlock(&launching);
         w->counts[LAUNCHES] += thing->part->launched;
 }
 
@@ -343,7 +354,8 @@ static void *work(void *worker)
         return NULL;
 }
 
-uint64_t graphs_random(const struct gt *the_gt, double seconds, unsigned seed, int threads, bool is_relaxed)
+uint64_t graphs_random(const struct gt *the_gt, double seconds, unsigned seed, int threads, bool is_relaxed,
+                       bool one_at_a_time)
 {
         static struct worker workers[MOST_THREADS];
         uint64_t counts[COUNTS] = {0};
@@ -355,6 +367,7 @@ uint64_t graphs_random(const struct gt *the_gt, double seconds, unsigned seed, i
         printf("seed %u, %d threads, %.1f s\n", seed, threads, seconds);
         gt = the_gt;
         relaxed = is_relaxed;
+        in_turn = one_at_a_time;
         until_us = gt_now_us() + seconds * 1e6;
         GR_MUST(cuMemGetInfo(&available, &total));
         for (int i = 0; i < STREAMS; i++)
@@ -362,6 +375,7 @@ uint64_t graphs_random(const struct gt *the_gt, double seconds, unsigned seed, i
         for (int i = 0; i < threads; i++) {
                 workers[i].own = gt_stream();
                 workers[i].side = gt_stream();
+                workers[i].launches = one_at_a_time ? streams[0] : workers[i].own;
                 workers[i].random = (seed + UINT64_C(1)) * 0x9e3779b97f4a7c15u + (uint64_t)i * 7919 + 1;
                 GR_MUST(cuEventCreate(&workers[i].event, CU_EVENT_DISABLE_TIMING));
                 GR_MUST(cuMemAlloc(&workers[i].mismatches, 4));

@@ -6,8 +6,10 @@
 
 /*
  * How many words were not what they should be; prints what it did, and more about the first wrong words of graphs.
- * relaxed: captures in which memory is the program's own affair. Once in a process.
+ * relaxed: captures in which memory is the program's own affair. one_at_a_time: no two graphs run at once. Once in a
+ * process.
  */
-uint64_t graphs_random(const struct gt *gt, double seconds, unsigned seed, int threads, bool relaxed);
+uint64_t graphs_random(const struct gt *gt, double seconds, unsigned seed, int threads, bool relaxed,
+                       bool one_at_a_time);
 
 #endif

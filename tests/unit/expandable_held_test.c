@@ -49,7 +49,7 @@ static int grow_rc;
 
 static void *grow(void *arg)
 {
-        grow_rc = gr_expandable_grow(context, 4 * MIB, &grown);
+        grow_rc = gr_expandable_grow(context, 4 * MIB, false, &grown);
         return arg;
 }
 

@@ -34,7 +34,7 @@ static void finish(void)
 /* A block of the other context that is parked in a hold, which has no users any more. */
 static uint64_t left_over(bool exported)
 {
-        struct gr_graph_hold *hold = gr_graph_hold_new(&core);
+        struct gr_graph_hold *hold = gr_graph_hold_new(&core, false);
         uint64_t ptr;
 
         GR_CHECK_EQ(sg_alloc(other, 4 * MIB, &ptr), 0);

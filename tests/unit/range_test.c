@@ -178,10 +178,10 @@ static void test_free_and_isolate(bool is_expandable)
                 for (; range->after; range = range->after)
                         GR_CHECK(range->state != GR_RANGE_FREE || range->after->state != GR_RANGE_FREE);
                 check_all();
-                check_lists(&lists[GR_FREE_LARGE], false);
+                check_lists(&lists[GR_EXPANDABLE_LARGE], false);
                 if (!is_expandable)
                         check_lists(&lists[GR_FREE_WHOLE], true);
-                GR_CHECK(!gr_range_first(&lists[GR_FREE_SMALL], UNIT));
+                GR_CHECK(!gr_range_first(&lists[GR_EXPANDABLE_SMALL], UNIT));
         }
         finish();
 }
@@ -205,7 +205,7 @@ static void check_fit(size_t bytes, uint64_t last_epoch, const struct gr_range *
 {
         uint64_t found_at;
 
-        GR_CHECK(gr_fit_find(&split->free[GR_FREE_LARGE], bytes, last_epoch, 0, &found_at) == range);
+        GR_CHECK(gr_fit_find(&split->free[GR_EXPANDABLE_LARGE], bytes, last_epoch, 0, &found_at) == range);
         GR_CHECK_EQ(found_at, at);
 }
 
@@ -240,7 +240,7 @@ static void test_fit(void)
 /* A place in a segment of the driver's, unlike one in an expandable one, serves where the segment is not too large. */
 static void test_most(void)
 {
-        const struct gr_free_lists *lists = &split->free[GR_FREE_LARGE];
+        const struct gr_free_lists *lists = &split->free[GR_EXPANDABLE_LARGE];
         struct gr_range *range;
         uint64_t at;
 
