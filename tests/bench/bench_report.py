@@ -41,6 +41,7 @@ TABLES = {
     "packages": "Pools of Python packages; Python's own part is in each figure",
     "traces": "Recorded allocations, played again",
     "programs": "Whole PyTorch programs",
+    "graphs": "One CUDA graph for each batch size, 1 to 128; \"largest\" is the graph of 128 alone",
     "instructions": "Instructions of a pair of 1 MiB, by function (driver API, simulated device)",
 }
 
@@ -398,9 +399,58 @@ def loops(tables):
     return markdown(rows, "calls through", list(columns.values()))
 
 
+GRAPHS = {
+    "PyTorch, private": "PyTorch's own cache, a pool for each graph",
+    "PyTorch, shared": "PyTorch's own cache, one pool for all",
+    "PyTorch, expandable, shared": "PyTorch's expandable segments, one pool for all",
+    f"{DEFAULT_POOL}, private": "gpureclaim, `GPURECLAIM_GRAPH_ARENA=private`",
+    f"{DEFAULT_POOL}, shared": "gpureclaim, `GPURECLAIM_GRAPH_ARENA=shared`",
+    "PyTorch, preloaded, shared": "PyTorch's own cache, one pool for all, with the library loaded",
+}
+GRAPH_MODELS = ("toy", "transformer")
+GRAPH_ORDERS = ("ascending", "descending", "shuffled")
+
+
+def graph_memory(tables):
+    """What graphs of all batch sizes hold, beside that of the largest alone; by order of capture."""
+    found, rows = tables.get("graphs", {}), []
+    for column, name in GRAPHS.items():
+        shown = {}
+        for model in GRAPH_MODELS:
+            alone = found.get(f"{model}, largest: memory held", {}).get(column)
+            for order in GRAPH_ORDERS:
+                together = found.get(f"{model}, {order}: memory held", {}).get(column)
+                if together:
+                    multiple = f" ({ratio(together, alone):.2f})" if alone and min(alone) > 0 else ""
+                    shown[f"{model}, {order}"] = number(statistics.median(together)) + multiple
+        if shown:
+            rows.append((name, shown))
+    return markdown(rows, "MiB", [f"{model}, {order}" for model in GRAPH_MODELS for order in GRAPH_ORDERS])
+
+
+def graph_times(tables):
+    """How long captures take, and replays, as a share of the same work without graphs on PyTorch's own cache."""
+    found, rows = tables.get("graphs", {}), []
+    for column, name in GRAPHS.items():
+        shown = {}
+        for model in GRAPH_MODELS:
+            capture = found.get(f"{model}, ascending: time to capture", {}).get(column)
+            replay = found.get(f"{model}, ascending: time of a replay", {}).get(column)
+            eager = found.get(f"{model}, ascending: time without graphs", {}).get("PyTorch, private")
+            if capture:
+                shown[f"{model}: s to capture"] = number(statistics.median(capture))
+            if replay and eager:
+                shown[f"{model}: replay"] = f"{ratio(replay, eager):.2f}"
+        if shown:
+            rows.append((name, shown))
+    return markdown(rows, "", [f"{model}: {what}" for model in GRAPH_MODELS for what in ("s to capture", "replay")])
+
+
 TRAINING = {"steps": "training: time, ten steps later on", "first 100 steps": "training: time, the first 100 steps"}
 INSIDE = {"ms of ten steps": "training: time in PyTorch's allocator, ten steps later on",
           "ms of the first 100": "training: time in PyTorch's allocator, the first 100 steps"}
+
+COMPILED = {"MiB held": "memory held", "us of a call": "time of a replay", "us without graphs": "time without graphs"}
 
 # Tables of the documents besides FIGURES, each between two comments with its name.
 GRIDS = {
@@ -415,6 +465,9 @@ GRIDS = {
                          {"ten steps, if only that differed":
                           ("programs", "training: time if only the allocator differed, ten steps later on", "PyTorch")}),
     "changing": changing,
+    "graphs": graph_memory,
+    "graph-times": graph_times,
+    "compiled": allocators("", {title: ("graphs", f"compiled: {row}", None) for title, row in COMPILED.items()}),
     "threads": allocators("us", {title: ("threads", title, None)
                                  for title in ("1 thread", "2 threads", "4 threads", "8 threads", "16 threads")}),
     "live": allocators("us", {f"among {count:,}": ("live", f"{count} live blocks", None)

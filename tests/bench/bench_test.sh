@@ -177,6 +177,45 @@ assert not bench.complaints, bench.complaints
 (Path(folder) / "pair_driver").write_text("#!/bin/sh\necho oops >&2\nexit 3\n")
 bench.processes(2)
 assert len(bench.complaints) == 1 and "2 failed, one with: oops" in bench.complaints[0], bench.complaints
+
+# Graphs of all sizes: each column has a process that imports PyTorch once; what fails is named, and the rest goes on.
+(Path(folder) / "graph_shapes.py").write_text("""
+import json
+import os
+import sys
+
+assert sys.argv[1:] == ["--serve"]
+expandable = "PYTORCH_CUDA_ALLOC_CONF" in os.environ
+preloaded = "LD_PRELOAD" in os.environ and "PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ
+if expandable:
+    sys.exit("oops")
+print("ready", flush=True)
+for line in sys.stdin:
+    words = line.split()
+    assert words[-1] == "--check", words
+    print("# sizes that differ: [3]")
+    if "--order=shuffled" in words:
+        os._exit(9)
+    held = 2**20 if "--only-largest" in words else 3 * 2**20
+    print(json.dumps({"held_bytes": held, "capture_s": 0.5, "replay_us": 4.0, "differ": int(preloaded)}))
+    print(f"done {int(preloaded)}", flush=True)
+    print("ready", flush=True)
+""")
+bench.results.samples.clear()
+bench.complaints.clear()
+bench.graphs()
+samples = {(row, column): values for (_, _, row, column), values in bench.results.samples.items()}
+for column in ("PyTorch, private", f"{bench.default_pool}, private"):
+    for model in "toy", "transformer":
+        assert samples[f"{model}, largest: memory held", column] == [1.0], samples
+        assert samples[f"{model}, ascending: memory held", column] == [3.0], samples
+        assert (f"{model}, descending: memory held", column) not in samples, samples
+assert samples["toy, descending: time to capture", "PyTorch, shared"] == [0.5], samples
+assert not any(row.startswith("transformer") for row, column in samples if column == "PyTorch, shared"), samples
+assert not any("preloaded" in column or "expandable" in column for _, column in samples), samples
+for wanted in ("expandable, shared: exit status 1: oops", "toy, shuffled, PyTorch, shared: it ended, or was killed",
+               "toy, largest, PyTorch, preloaded, shared: exit status 1: # sizes that differ: [3]"):
+    assert any(wanted in complaint for complaint in bench.complaints), (wanted, bench.complaints)
 PY
 
 # Tables from figures that are known.
@@ -204,6 +243,13 @@ results.add("pair_static", "kernel alone", "native", "us", 2.0)
 results.start("traces", "a card, a day")
 results.add("traces", "train: most memory held / most live", "PyTorch", "", 1.25)
 results.add("traces", "train: most memory held / most live", "ours", "", 1.5)
+results.start("graphs", "a card, a day")
+for order, column, held in (("largest", "PyTorch, private", 4), ("ascending", "PyTorch, private", 256),
+                            ("largest", "auto, private", 2), ("ascending", "auto, private", 5)):
+    results.add("graphs", f"toy, {order}: memory held", column, "MiB", held)
+    results.add("graphs", f"toy, {order}: time to capture", column, "s", 0.25)
+    results.add("graphs", f"toy, {order}: time of a replay", column, "us", held)
+    results.add("graphs", f"toy, {order}: time without graphs", column, "us", 2 * held)
 results.save(out / "results.csv")
 text = bench_report.report(results, "ours")
 for expected in (
@@ -214,9 +260,16 @@ for expected in (
     "| pair 1 GiB, us | 800 (400 .. 1200) | 16 (8 .. 24) | 0.5 (0.25 .. 0.75) |",
     "- pair_static, kernel alone: 2 x native",
     "- traces, train: most memory held / most live: 1.2 x PyTorch",
-    "a card, a day (costs, traces).",
+    "a card, a day (costs, traces, graphs).",
 ):
     assert expected in text, expected + "\n\n" + text
+tables = results.tables()
+assert bench_report.graph_memory(tables) == [
+    "| MiB | toy, ascending |", "| --- | --- |", "| PyTorch's own cache, a pool for each graph | 256 (64.00) |",
+    "| gpureclaim, `GPURECLAIM_GRAPH_ARENA=private` | 5 (2.50) |"], bench_report.graph_memory(tables)
+assert bench_report.graph_times(tables)[2:] == [
+    "| PyTorch's own cache, a pool for each graph | 0.25 | 0.50 |",
+    "| gpureclaim, `GPURECLAIM_GRAPH_ARENA=private` | 0.25 | 0.01 |"], bench_report.graph_times(tables)
 again = bench_report.Results()
 again.load(out / "results.csv")
 assert again.samples == results.samples and again.units == results.units and again.where == results.where
