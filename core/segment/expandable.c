@@ -411,7 +411,7 @@ void gr_expandable_leave(struct gr_context *context, struct gr_segment *segment,
 uint64_t gr_expandable_collect(struct gr_context *context)
 {
         struct gr_split *split = context->split;
-        struct gr_segment *segments[2];
+        struct gr_segment *segments[GR_EXPANDABLE_KINDS];
         uint64_t gone = 0;
         bool idle;
 
@@ -426,10 +426,10 @@ uint64_t gr_expandable_collect(struct gr_context *context)
         if (!idle)
                 return 0;
         gr_budget_releases_begin(context->device);
-        for (int small = 0; small < 2; small++)
-                if (segments[small])
-                        gone += return_stuck(context, segments[small], segments[small]->ptr,
-                                             segments[small]->ptr + segments[small]->bytes);
+        for (int kind = 0; kind < GR_EXPANDABLE_KINDS; kind++)
+                if (segments[kind])
+                        gone += return_stuck(context, segments[kind], segments[kind]->ptr,
+                                             segments[kind]->ptr + segments[kind]->bytes);
         gr_budget_releases_end(context->device, gone);
         end_busy(split);
         return gone;

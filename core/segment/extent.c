@@ -14,7 +14,6 @@
 #include "segment/range.h"
 #include "segment/split_state.h"
 
-#define FIRST_EPOCH        UINT64_C(1)
 #define SMALL_BEYOND_SHARE 8 /* extents stay small once this share of the card or the limit is held */
 
 GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign)
@@ -108,14 +107,14 @@ int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64
         return 0;
 }
 
-void gr_extent_note_use(const struct gr_range *range)
+void gr_extent_note(const struct gr_range *range, uint64_t epoch)
 {
         const struct gr_segment *segment = range->segment;
 
         for (uint64_t at = range->block.ptr; at < gr_range_end(range);) {
                 struct gr_page *extent = gr_extent_at(segment, at);
 
-                extent->freed_epoch = gr_max(extent->freed_epoch, FIRST_EPOCH);
+                extent->freed_epoch = gr_max(extent->freed_epoch, epoch);
                 at = gr_extent_ptr(segment, extent) + gr_extent_bytes(extent);
         }
 }

@@ -80,8 +80,8 @@ bool gr_extents_stay_small(struct gr_device *device, uint64_t more_bytes);
 /* A range of an expandable segment becomes used (+1), or is freed (-1; its freed_epoch is set). */
 void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign);
 
-/* A range of a held segment becomes used: its extents are no longer fresh (gr_expandable_unmap). */
-void gr_extent_note_use(const struct gr_range *range);
+/* Notes that work of the epoch or earlier ones may use the extents of a range; with any epoch they are not fresh. */
+void gr_extent_note(const struct gr_range *range, uint64_t epoch);
 
 /* For mem_unmap: only the addresses are unmapped, the memory stays. */
 #define GR_NO_HANDLE 0

@@ -22,6 +22,8 @@
 #include "segment/range.h"
 #include "segment/split_state.h"
 
+#define FIRST_EPOCH UINT64_C(1)
+
 uint64_t gr_segment_stranded(const struct gr_segment *segment)
 {
         return segment->used_count > 0 ? segment->bytes - segment->used_bytes : 0;
@@ -58,8 +60,7 @@ GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *ra
         gr_assert_locked(&context->split->lock);
         if (range->segment->held) {
                 gr_budget_add(&context->device->graph_bytes, -(uint64_t)(sign * (int64_t)range->block.capacity_bytes));
-                if (sign > 0)
-                        gr_extent_note_use(range);
+                gr_extent_note(range, sign > 0 ? FIRST_EPOCH : range->block.freed_epoch);
                 return;
         }
         if (sign > 0)

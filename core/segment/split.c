@@ -457,8 +457,8 @@ static bool count_freed(struct gr_context *context, uint64_t bytes)
 }
 
 /*
- * Where a freed range, no longer counted as used, lies from now on: STUCK if it must not be reused; with ahead it is
- * free at once, ahead of its fence, and may be part of another range then; else it waits in the queue.
+ * Where a freed range, no longer counted as used, lies from now on: STUCK if it must not be reused; if it is idle, or
+ * with ahead ahead of its fence, it is free at once, and may be part of another range then; else it waits in the queue.
  */
 static void set_aside(struct gr_split *split, struct gr_range *range, bool ahead)
 {
@@ -468,7 +468,7 @@ static void set_aside(struct gr_split *split, struct gr_range *range, bool ahead
         if (block->freed_epoch == GR_SPLIT_NEVER) {
                 gr_range_become(range, GR_RANGE_STUCK);
                 range->segment->stuck = true;
-        } else if (ahead) {
+        } else if (ahead || block->freed_epoch == GR_SPLIT_IDLE) {
                 atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), block->freed_epoch));
                 gr_range_free(split, range);
         } else {

@@ -312,6 +312,11 @@ static void set_up(void)
                                     .wait_ns = gr_options.wait,
                                     .proactive = gr_options.proactive,
                                     .trim_malloc = gr_options.trim_malloc};
+        if (config.graph_arena == GR_GRAPH_SHARED && config.pool != GR_POOL_AUTO && config.pool != GR_POOL_SPLIT) {
+                gr_log(GR_LOG_WARN,
+                       "GPURECLAIM_GRAPH_ARENA=shared needs GPURECLAIM_POOL=auto or split: private instead");
+                config.graph_arena = GR_GRAPH_PRIVATE;
+        }
         gr_operations_init(&callbacks);
         gr_driver.refresh_pools = refresh_pools;
         gr_driver.trim_pools = trim_pools;

@@ -1,0 +1,254 @@
+/*
+ * Graph segments: what is counted while graphs use them, that nothing of them goes back or is unmapped meanwhile, and
+ * that all of it does afterwards.
+ */
+#include "segment/graph_segments.h"
+
+#include <errno.h>
+
+#include "cache/graph_hold.h"
+#include "check.h"
+#include "core.h"
+#include "reclaim/trim.h"
+#include "segment/extent.h"
+#include "segment/range.h"
+#include "segment/split_trim.h"
+#include "split_gpu.h"
+
+static struct gr_graph_hold *hold;
+
+static void begin(void)
+{
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        core.config.graph_arena = GR_GRAPH_SHARED;
+        hold = gr_graph_hold_new(&core, true);
+}
+
+static void end(void)
+{
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 0);
+        gpu_settle();
+        gpu_end();
+}
+
+static void last_graph_goes(void)
+{
+        gr_graph_hold_release(hold);
+        gr_pool_collect(&core);
+}
+
+/* A block for the capture; 0: it has to come from elsewhere. */
+static uint64_t take(size_t bytes)
+{
+        uint64_t ptr = 0;
+
+        if (gr_pool_alloc_held(hold, context, true, bytes, &ptr))
+                sg_own(ptr, bytes);
+        return ptr;
+}
+
+/* Frees blocks inside the capture, which ends then. other: 0 for none. */
+static void give(uint64_t ptr, uint64_t other)
+{
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        if (other)
+                GR_CHECK_EQ(sg_free(&core, other), 0);
+        gr_pool_share(hold, true);
+}
+
+static struct gr_segment *segment(bool small)
+{
+        return context->split->expandable[gr_expandable_kind(true, small)];
+}
+
+static uint64_t trim(void)
+{
+        return gr_split_trim(context, UINT64_MAX);
+}
+
+/* Free memory of graphs is neither live nor cached, and stays, until the last graph has gone. */
+static void test_accounts(void)
+{
+        struct gr_device *device;
+        uint64_t large, small;
+
+        begin();
+        device = gpu_device();
+        large = take(10 * MIB);
+        small = take(10 * KIB);
+        GR_CHECK(large && small && segment(false)->held && segment(true)->held);
+        GR_CHECK_EQ(device->reserved_bytes, 12 * MIB);
+        GR_CHECK_EQ(gr_budget_live_unfreed(device), 10 * MIB + 10 * KIB);
+        GR_CHECK_EQ(device->graph_bytes, 2 * MIB - 10 * KIB);
+        GR_CHECK_EQ(gr_budget_cached(device), 0);
+        give(large, small);
+        GR_CHECK_EQ(device->graph_bytes, 12 * MIB);
+        GR_CHECK_EQ(gr_budget_live_unfreed(device), 0);
+        GR_CHECK_EQ(gr_budget_cached(device), 0);
+        gpu_sync();
+        GR_CHECK_EQ(trim(), 0);
+        GR_CHECK(gr_split_trim_has_none(context));
+        GR_CHECK_EQ(sg_used_bytes(0), 12 * MIB);
+
+        last_graph_goes();
+        GR_CHECK(!segment(false)->held && !segment(true)->held);
+        GR_CHECK_EQ(device->graph_bytes, 0);
+        GR_CHECK_EQ(gr_budget_cached(device), 12 * MIB);
+        GR_CHECK_EQ(gr_budget_returnable(device), 12 * MIB);
+
+        hold = gr_graph_hold_new(&core, true); /* a graph again, with what is still there */
+        GR_CHECK_EQ(take(10 * MIB), large);
+        GR_CHECK_EQ(gr_budget_cached(device), 0);
+        GR_CHECK_EQ(device->graph_bytes, 2 * MIB);
+        last_graph_goes(); /* and the block outlives it */
+        GR_CHECK_EQ(device->graph_bytes, 0);
+        GR_CHECK_EQ(gr_budget_cached(device), 2 * MIB);
+        GR_CHECK_EQ(gr_budget_live_unfreed(device), 10 * MIB);
+        GR_CHECK_EQ(sg_free(&core, large), 0);
+        end();
+}
+
+/* Ordinary requests never get memory of graphs, and a capture none of theirs. */
+static void test_apart(void)
+{
+        uint64_t ordinary, ours;
+
+        begin();
+        ours = take(10 * MIB);
+        give(ours, 0);
+        ordinary = gpu_take(10 * MIB);
+        GR_CHECK(ordinary != ours && gr_budget_live_unfreed(gpu_device()) == 10 * MIB);
+        gpu_give(ordinary, 10 * MIB);
+        gpu_sync();
+        GR_CHECK_EQ(take(10 * MIB), ours);
+        GR_CHECK_EQ(sg_free(&core, ours), 0);
+        last_graph_goes();
+        end();
+}
+
+/* Free pages get a second address where a request fits no free range. The first stays mapped while graphs are there. */
+static void test_second_address(void)
+{
+        uint64_t first, second, third, kept;
+
+        begin();
+        first = take(6 * MIB);
+        kept = take(2 * MIB);
+        second = take(6 * MIB);
+        give(first, second);
+        third = take(12 * MIB);
+        GR_CHECK_EQ(third, second); /* and the addresses behind it */
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 14 * MIB);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 6 * MIB);
+        GR_CHECK(context->split->stale_pages);
+        gpu_sync();
+        trim();
+        GR_CHECK(context->split->stale_pages);
+        GR_CHECK_EQ(sg_free(&core, third), 0);
+        GR_CHECK_EQ(sg_free(&core, kept), 0);
+        last_graph_goes();
+        gr_fence_close(context->fence);
+        gpu_sync();
+        gr_fence_poll(context->fence);
+        trim();
+        GR_CHECK(!context->split->stale_pages);
+        end();
+}
+
+/* A place of which only a part can be mapped: what is new goes back, what graphs use stays. */
+static void test_fails_half_way(void)
+{
+        uint64_t first;
+
+        begin();
+        first = take(4 * MIB);
+        give(first, 0);
+        sg_fail(SG_MEM_MAP, 3, 100, -ENOMEM);
+        GR_CHECK_EQ(take(200 * MIB), 0);
+        sg_fail(SG_MEM_MAP, 0, 0, 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 4 * MIB);
+        GR_CHECK_EQ(sg_used_bytes(0), 4 * MIB);
+        GR_CHECK_EQ(take(4 * MIB), first);
+        GR_CHECK_EQ(sg_free(&core, first), 0);
+        last_graph_goes();
+        end();
+}
+
+/* Freed after its capture, a block waits for the fence as any other; freed inside, it need not. */
+static void test_fence(void)
+{
+        struct gr_graph_hold *next;
+        uint64_t inside, after;
+
+        begin();
+        inside = take(6 * MIB);
+        after = take(4 * MIB);
+        sg_work(context->handle, 0, inside, 1000);
+        sg_work(context->handle, 0, after, 1000);
+        give(inside, 0);
+        GR_CHECK_EQ(sg_free(&core, after), 0);
+        GR_CHECK_EQ(gr_range_at(segment(false), after)->state, GR_RANGE_WAITING);
+        GR_CHECK_EQ(gr_range_at(segment(false), inside)->state, GR_RANGE_FREE);
+        next = gr_graph_hold_new(&core, true);
+        gr_graph_hold_release(hold);
+        hold = next;
+        gpu_sync();
+        gr_fence_close(context->fence);
+        gpu_sync();
+        GR_CHECK_EQ(take(10 * MIB), inside);
+        GR_CHECK_EQ(sg_free(&core, inside), 0);
+        last_graph_goes();
+        end();
+}
+
+/* One that must not be reused goes back when the last graph has gone, and not before. */
+static void test_exported(void)
+{
+        uint64_t ptr;
+
+        begin();
+        ptr = take(4 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
+        gr_pool_share(hold, true);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        gpu_sync();
+        gr_split_trim_left(context);
+        GR_CHECK_EQ(sg_used_bytes(0), 4 * MIB);
+        last_graph_goes();
+        gr_split_trim_left(context);
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        end();
+}
+
+/* A context that ends takes all of it along, used or free. */
+static void test_context_ends(void)
+{
+        uint64_t ptr;
+
+        begin();
+        ptr = take(4 * MIB);
+        GR_CHECK(ptr && take(6 * MIB) && take(5 * KIB));
+        give(ptr, 0);
+        gpu_forget();
+        gr_core_context_drop(context);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+        gr_graph_hold_release(hold);
+        gr_pool_collect(&core);
+        gpu_end();
+}
+
+int main(void)
+{
+        gpu_mapping = true;
+        test_accounts();
+        test_apart();
+        test_second_address();
+        test_fails_half_way();
+        test_fence();
+        test_exported();
+        test_context_ends();
+        return GR_CHECK_RESULT();
+}
