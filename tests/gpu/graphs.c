@@ -373,6 +373,49 @@ static void by_hand(void)
         row(p != q, "a graph that can have nodes by hand");
 }
 
+typedef CUresult CUDAAPI update_fn(CUstream stream, CUgraphNode *nodes, size_t count, unsigned flags);
+typedef CUresult CUDAAPI update_v2_fn(CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count,
+                                      unsigned flags);
+
+/* Nor does later work wait for earlier work once the program has taken away what it waits for, by whichever version. */
+static void with_other_dependencies(void)
+{
+        static const struct {
+                const char *name;
+                int version;
+                cuuint64_t flags;
+        } ways[] = {
+                {"other dependencies", 11030, CU_GET_PROC_ADDRESS_LEGACY_STREAM},
+                {"other dependencies, per thread", 11030, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM},
+                {"other dependencies, with edges", 12030, CU_GET_PROC_ADDRESS_LEGACY_STREAM},
+                {"other dependencies, with edges, per thread", 12030, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM}};
+        const unsigned set = CU_STREAM_SET_CAPTURE_DEPENDENCIES;
+
+        for (unsigned i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+                CUdriverProcAddressQueryResult status;
+                void *found = NULL;
+                CUdeviceptr p, q;
+                CUgraph graph;
+
+                GR_MUST(cuGetProcAddress("cuStreamUpdateCaptureDependencies", &found, ways[i].version, ways[i].flags,
+                                         &status));
+                if (!found)
+                        continue; /* an older driver */
+                GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+                GR_MUST(cuMemAlloc(&p, MIB));
+                GR_MUST(gt_fill(&gt, stream, p, 1, MIB / 4));
+                GR_MUST(cuMemFree(p));
+                GR_MUST(ways[i].version < 12030 ? ((update_fn *)found)(stream, NULL, 0, set)
+                                                : ((update_v2_fn *)found)(stream, NULL, NULL, 0, set));
+                GR_MUST(cuMemAlloc(&q, MIB));
+                GR_MUST(gt_fill(&gt, stream, q, 2, MIB / 4));
+                GR_MUST(cuMemFree(q));
+                GR_MUST(cuStreamEndCapture(stream, &graph));
+                GR_MUST(cuGraphDestroy(graph));
+                row(p + MIB <= q || q + MIB <= p, ways[i].name);
+        }
+}
+
 /* Memory of a width whose pitch is not known yet, in a capture; and pinned memory, cached or not, is refused there. */
 static void other_kinds(void)
 {
@@ -616,6 +659,7 @@ int main(int argc, char **argv)
                 a_chain();
                 a_fork();
                 by_hand();
+                with_other_dependencies();
                 other_kinds();
                 a_programmatic_launch();
                 comes_back();

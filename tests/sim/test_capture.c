@@ -5,6 +5,10 @@
 
 #include <pthread.h>
 
+/* The header calls the second version by the first one's name. */
+#undef cuStreamUpdateCaptureDependencies
+CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode *nodes, size_t count, unsigned flags);
+
 static CUcontext ctx;
 static CUdeviceptr x;
 static CUstream s, t;
@@ -206,6 +210,66 @@ static void test_graph(void)
         GR_CHECK_EQ(cuGraphLaunch(x1, NULL), CUDA_ERROR_INVALID_VALUE);
 }
 
+/* What the next captured work waits for; there must be `count` of it. Returns the last, or NULL. */
+static CUgraphNode last_of(size_t count)
+{
+        CUstreamCaptureStatus status;
+        const CUgraphNode *nodes = NULL;
+        cuuint64_t id;
+        size_t n = 99;
+
+        GR_MUST(cuStreamGetCaptureInfo_v3(s, &status, &id, NULL, &nodes, NULL, &n));
+        GR_CHECK_EQ(n, count);
+        return n == count && n ? nodes[n - 1] : NULL;
+}
+
+/* What the program takes out of the dependencies need not be joined; other work must be. */
+static void test_dependencies(void)
+{
+        const unsigned add = CU_STREAM_ADD_CAPTURE_DEPENDENCIES, set = CU_STREAM_SET_CAPTURE_DEPENDENCIES;
+        CUgraphNode first, second, third, from[3], to[3];
+        size_t edges = 3;
+        CUgraph g, h;
+
+        GR_CHECK_EQ(cuStreamUpdateCaptureDependencies(s, NULL, 0, set), CUDA_ERROR_ILLEGAL_STATE);
+        GR_MUST(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(fill(s, x, 1, 1));
+        first = last_of(1);
+        GR_CHECK_EQ(cuStreamUpdateCaptureDependencies(s, NULL, 1, add), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuStreamUpdateCaptureDependencies(s, &first, 1, 2), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuStreamUpdateCaptureDependencies_v2(s, NULL, NULL, 0, add));
+        GR_CHECK(last_of(1) == first);
+        GR_MUST(cuStreamUpdateCaptureDependencies_v2(s, NULL, NULL, 0, set));
+        last_of(0);
+        GR_MUST(fill(s, x + 4, 1, 1));
+        second = last_of(1);
+        for (int i = 0; i < 2; i++)
+                GR_MUST(cuStreamUpdateCaptureDependencies(s, &first, 1, add));
+        GR_CHECK(last_of(2) == first);
+        GR_MUST(fill(s, x + 8, 1, 1));
+        third = last_of(1);
+        GR_MUST(cuStreamUpdateCaptureDependencies(s, &second, 1, set));
+        GR_CHECK(last_of(1) == second);
+        GR_MUST(cuStreamEndCapture(s, &g));
+        GR_MUST(cuGraphGetEdges_v2(g, from, to, NULL, &edges));
+        GR_CHECK_EQ(edges, 2);
+        GR_CHECK(from[0] == second && from[1] == first && to[0] == third && to[1] == third);
+
+        GR_MUST(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_CHECK_EQ(cuStreamUpdateCaptureDependencies(s, &first, 1, add), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuEventRecord(e, s));
+        GR_MUST(cuStreamWaitEvent(t, e, 0));
+        GR_MUST(fill(t, x, 1, 1));
+        GR_MUST(cuStreamUpdateCaptureDependencies(s, NULL, 0, set));
+        GR_CHECK_EQ(cuStreamEndCapture(s, &h), CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+
+        GR_MUST(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_CHECK_EQ(cuStreamQuery(s), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        GR_CHECK_EQ(cuStreamUpdateCaptureDependencies(s, NULL, 0, set), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        GR_CHECK_EQ(cuStreamEndCapture(s, &h), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        GR_MUST(cuGraphDestroy(g));
+}
+
 static void test_errors(void)
 {
         CUstream b;
@@ -275,6 +339,7 @@ int main(void)
         test_forbidden();
         test_owner_ended();
         test_graph();
+        test_dependencies();
         test_errors();
         test_context_ends();
         GR_CHECK_EQ(misuses(), 0);

@@ -13,6 +13,7 @@ struct sim_capture {
         CUgraph graph;
         bool given_graph; /* cuStreamBeginCaptureToGraph: the graph is the program's */
         bool invalid;
+        struct sim_frontier dropped; /* taken out of the dependencies by the program: no stream needs to join it */
         struct sim_capture *next;
 };
 
@@ -66,6 +67,19 @@ static bool frontier_set(struct sim_frontier *to, size_t index)
 
         sim_frontier_clear(to);
         return frontier_add(to, &one);
+}
+
+CUresult sim_frontier_of(CUgraph graph, const CUgraphNode *nodes, size_t count, struct sim_frontier *ret_frontier)
+{
+        *ret_frontier = (struct sim_frontier){calloc(count + 1, sizeof(size_t)), count};
+        if (!ret_frontier->index)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        for (size_t i = 0; i < count; i++) {
+                if (!nodes[i] || nodes[i]->graph != graph)
+                        return CUDA_ERROR_INVALID_VALUE;
+                ret_frontier->index[i] = nodes[i]->index;
+        }
+        return CUDA_SUCCESS;
 }
 
 static struct sim_capture *find_capture(unsigned long long id)
@@ -262,6 +276,7 @@ static void disband(struct sim_capture *c)
         while (*at != c)
                 at = &(*at)->next;
         *at = c->next;
+        sim_frontier_clear(&c->dropped);
         free(c);
 }
 
@@ -282,9 +297,9 @@ void sim_capture_stream_gone(CUstream stream)
         }
 }
 
-static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph graph, const size_t *after, size_t n_after)
+/* graph and after: NULL for a graph of its own. */
+static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph graph, const struct sim_frontier *after)
 {
-        struct sim_frontier given = {(size_t *)after, n_after};
         struct sim_capture *c;
         CUstream s;
         CUresult rc;
@@ -309,7 +324,7 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph graph, 
                                                   .graph = graph ? graph : sim_graph_new(),
                                                   .given_graph = graph != NULL,
                                                   .next = captures};
-                        if (c->graph && frontier_add(&s->frontier, &given)) {
+                        if (c->graph && (!after || frontier_add(&s->frontier, after))) {
                                 captures = c;
                                 s->capture = c;
                         } else {
@@ -327,12 +342,12 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph graph, 
 
 SIM_PTSZ(cuStreamBeginCapture, (CUstream stream), (stream))
 {
-        return begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, NULL, NULL, 0);
+        return begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, NULL, NULL);
 }
 
 SIM_PTSZ(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), (stream, mode))
 {
-        return begin(stream, mode, NULL, NULL, 0);
+        return begin(stream, mode, NULL, NULL);
 }
 
 SIM_PTSZ(cuStreamBeginCaptureToGraph,
@@ -340,25 +355,16 @@ SIM_PTSZ(cuStreamBeginCaptureToGraph,
           CUstreamCaptureMode mode),
          (stream, graph, after, data, n, mode))
 {
-        size_t *index;
+        struct sim_frontier given;
         CUresult rc;
 
         (void)data;
         if (!graph || (n && !after))
                 return CUDA_ERROR_INVALID_VALUE;
-        index = calloc(n ? n : 1, sizeof *index);
-        if (!index)
-                return CUDA_ERROR_OUT_OF_MEMORY;
-        rc = CUDA_SUCCESS;
-        for (size_t i = 0; i < n && rc == CUDA_SUCCESS; i++) {
-                if (after[i] && after[i]->graph == graph)
-                        index[i] = after[i]->index;
-                else
-                        rc = CUDA_ERROR_INVALID_VALUE;
-        }
+        rc = sim_frontier_of(graph, after, n, &given);
         if (rc == CUDA_SUCCESS)
-                rc = begin(stream, mode, graph, index, n);
-        free(index);
+                rc = begin(stream, mode, graph, &given);
+        sim_frontier_clear(&given);
         return rc;
 }
 
@@ -387,7 +393,7 @@ SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret
                 rc = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
         else if (c->invalid)
                 rc = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-        else if (!sim_graph_joined(c->graph, &s->frontier))
+        else if (!frontier_add(&c->dropped, &s->frontier) || !sim_graph_joined(c->graph, &c->dropped))
                 rc = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
         if (ret_graph)
                 *ret_graph = rc == CUDA_SUCCESS ? c->graph : NULL;
@@ -480,6 +486,48 @@ SIM_PTSZ(cuStreamGetCaptureInfo_v3,
         if (data)
                 *data = NULL;
         return info(stream, status, id, graph, after, n);
+}
+
+static CUresult update(CUstream handle, const CUgraphNode *nodes, size_t count, unsigned flags)
+{
+        const bool set = flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES;
+        struct sim_frontier given = {0};
+        CUstream s;
+        CUresult rc;
+
+        if ((flags != CU_STREAM_ADD_CAPTURE_DEPENDENCIES && !set) || (count && !nodes))
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_stream_resolve(handle, &s);
+        if (rc == CUDA_SUCCESS && !s->capture)
+                rc = CUDA_ERROR_ILLEGAL_STATE;
+        if (rc == CUDA_SUCCESS && s->capture->invalid)
+                rc = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (rc == CUDA_SUCCESS)
+                rc = sim_frontier_of(s->capture->graph, nodes, count, &given);
+        if (rc == CUDA_SUCCESS && set) {
+                rc = frontier_add(&s->capture->dropped, &s->frontier) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+                sim_frontier_clear(&s->frontier);
+        }
+        if (rc == CUDA_SUCCESS && !frontier_add(&s->frontier, &given))
+                rc = CUDA_ERROR_OUT_OF_MEMORY;
+        sim_unlock();
+        sim_frontier_clear(&given);
+        return rc;
+}
+
+SIM_PTSZ(cuStreamUpdateCaptureDependencies, (CUstream stream, CUgraphNode *nodes, size_t count, unsigned flags),
+         (stream, nodes, count, flags))
+{
+        return update(stream, nodes, count, flags);
+}
+
+SIM_PTSZ(cuStreamUpdateCaptureDependencies_v2,
+         (CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *data, size_t count, unsigned flags),
+         (stream, nodes, data, count, flags))
+{
+        (void)data;
+        return update(stream, nodes, count, flags);
 }
 
 SIM_API cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)

@@ -701,18 +701,11 @@ SIM_PTSZ(cuGraphUpload, (CUgraphExec exec, CUstream stream), (exec, stream))
 static CUresult add_node(CUgraphNode *ret_node, CUgraph graph, const CUgraphNode *after, size_t n_after,
                          struct sim_op *op, CUgraph child)
 {
-        struct sim_frontier given = {calloc(n_after + 1, sizeof(size_t)), n_after};
-        CUresult rc = given.index ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        struct sim_frontier given = {0};
+        CUresult rc;
 
         sim_lock();
-        if (!sim_is_graph(graph))
-                rc = CUDA_ERROR_INVALID_VALUE;
-        for (size_t i = 0; rc == CUDA_SUCCESS && i < n_after; i++) {
-                if (after[i] && after[i]->graph == graph)
-                        given.index[i] = after[i]->index;
-                else
-                        rc = CUDA_ERROR_INVALID_VALUE;
-        }
+        rc = sim_is_graph(graph) ? sim_frontier_of(graph, after, n_after, &given) : CUDA_ERROR_INVALID_VALUE;
         if (rc == CUDA_SUCCESS)
                 rc = sim_graph_add_memory(graph, op, &given, ret_node);
         if (rc == CUDA_SUCCESS)

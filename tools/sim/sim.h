@@ -472,6 +472,8 @@ bool sim_capture_live(unsigned long long capture_id);
 CUresult sim_capture_ask(const struct CUevent_st *event); /* an event is asked whether it has passed; lock held */
 void sim_capture_stream_gone(CUstream stream);
 void sim_frontier_clear(struct sim_frontier *frontier);
+/* The nodes, which must be graph's. ret_frontier is the caller's to clear, also on failure. */
+CUresult sim_frontier_of(CUgraph graph, const CUgraphNode *nodes, size_t count, struct sim_frontier *ret_frontier);
 
 CUresult sim_capture_memory(CUstream stream, struct sim_op *op);
 
