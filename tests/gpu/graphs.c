@@ -37,20 +37,44 @@ static void row(bool good, const char *name)
         bad += !good;
 }
 
+/* Begins a capture and fills *ret_p in it, which is new. */
+static void begin(CUstream in, CUstreamCaptureMode mode, size_t bytes, CUdeviceptr *ret_p)
+{
+        GR_MUST(cuStreamBeginCapture(in, mode));
+        GR_MUST(cuMemAlloc(ret_p, bytes));
+        GR_MUST(gt_fill(&gt, in, *ret_p, 7, bytes / 4));
+}
+
+static CUgraph finish(CUstream in)
+{
+        CUgraph graph;
+
+        GR_MUST(cuStreamEndCapture(in, &graph));
+        return graph;
+}
+
 /* A graph that fills *ret_p, which was allocated for it and may be freed by now. */
 static CUgraph captured(CUstreamCaptureMode mode, size_t bytes, bool frees_inside, CUdeviceptr *ret_p)
 {
-        CUgraph graph = NULL;
+        CUgraph graph;
 
-        GR_MUST(cuStreamBeginCapture(stream, mode));
-        GR_MUST(cuMemAlloc(ret_p, bytes));
-        GR_MUST(gt_fill(&gt, stream, *ret_p, 7, bytes / 4));
+        begin(stream, mode, bytes, ret_p);
         if (frees_inside)
                 GR_MUST(cuMemFree(*ret_p));
-        GR_MUST(cuStreamEndCapture(stream, &graph));
+        graph = finish(stream);
         if (!frees_inside)
                 GR_MUST(cuMemFree(*ret_p));
         return graph;
+}
+
+/* The graph itself is gone then. */
+static CUgraphExec executable(CUgraph graph)
+{
+        CUgraphExec exec;
+
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphDestroy(graph));
+        return exec;
 }
 
 /* Lets what is freed come back, as a program does that goes on. */
@@ -65,8 +89,8 @@ static void go_on(void)
         }
 }
 
-/* Whether the executable, launched, changes no block that the program has. */
-static bool harms_nobody(CUgraphExec exec, size_t bytes)
+/* The executable, launched, changes no block that the program has; afterwards it is gone. */
+static void must_harm_nobody(CUgraphExec exec, size_t bytes, const char *name)
 {
         CUdeviceptr others[OTHERS];
         uint32_t wrong = 0;
@@ -83,8 +107,9 @@ static bool harms_nobody(CUgraphExec exec, size_t bytes)
                 wrong += gt_wrong_words(others[i], bytes, 3);
                 GR_MUST(cuMemFree(others[i]));
         }
+        GR_MUST(cuGraphExecDestroy(exec));
         overwritten += wrong > 0;
-        return wrong == 0;
+        row(wrong == 0, name);
 }
 
 static void nobody_elses(bool relaxed)
@@ -95,15 +120,10 @@ static void nobody_elses(bool relaxed)
                 for (int s = 0; s < SIZES; s++)
                         for (int inside = 0; inside < 2; inside++) {
                                 CUdeviceptr p;
-                                CUgraph graph = captured(modes[m], sizes[s], inside, &p);
-                                CUgraphExec exec;
 
-                                GR_MUST(cuGraphInstantiate(&exec, graph, 0));
-                                GR_MUST(cuGraphDestroy(graph));
                                 snprintf(name, sizeof name, "%s capture, %zu KiB freed %s it", mode_names[m],
                                          sizes[s] / KIB, inside ? "inside" : "after");
-                                row(harms_nobody(exec, sizes[s]), name);
-                                GR_MUST(cuGraphExecDestroy(exec));
+                                must_harm_nobody(executable(captured(modes[m], sizes[s], inside, &p)), sizes[s], name);
                         }
 }
 
@@ -118,7 +138,6 @@ static void *allocate_elsewhere(void *ret_p)
 static void of_another_thread(void)
 {
         pthread_t thread;
-        CUgraphExec exec;
         CUdeviceptr p;
         CUgraph graph;
 
@@ -126,12 +145,9 @@ static void of_another_thread(void)
         pthread_create(&thread, NULL, allocate_elsewhere, &p);
         pthread_join(thread, NULL);
         GR_MUST(gt_fill(&gt, stream, p, 7, MIB / 4));
-        GR_MUST(cuStreamEndCapture(stream, &graph));
+        graph = finish(stream);
         GR_MUST(cuMemFree(p));
-        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GR_MUST(cuGraphDestroy(graph));
-        row(harms_nobody(exec, MIB), "allocated by another thread");
-        GR_MUST(cuGraphExecDestroy(exec));
+        must_harm_nobody(executable(graph), MIB, "allocated by another thread");
 }
 
 /* Work that is not captured uses what the capture was given, and still runs when the graph is launched. */
@@ -140,7 +156,6 @@ static void beside_the_capture(void)
         CUstream other = gt_stream();
         CUdeviceptr result, p, q;
         CUgraphExec exec;
-        CUgraph graph;
 
         GR_MUST(cuMemAlloc(&result, MIB));
         GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
@@ -152,13 +167,11 @@ static void beside_the_capture(void)
         GR_MUST(cuMemAlloc(&q, MIB));
         GR_MUST(gt_fill(&gt, stream, q, 2, MIB / 4));
         GR_MUST(cuMemFree(q));
-        GR_MUST(cuStreamEndCapture(stream, &graph));
-        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        exec = executable(finish(stream));
         GR_MUST(cuGraphLaunch(exec, stream));
         GR_MUST(cuCtxSynchronize());
         row(gt_wrong_words(result, MIB, 1) == 0, "other work beside a capture");
         GR_MUST(cuGraphExecDestroy(exec));
-        GR_MUST(cuGraphDestroy(graph));
         GR_MUST(cuMemFree(result));
         GR_MUST(cuStreamDestroy(other));
 }
@@ -171,11 +184,9 @@ static void *capture_elsewhere(void *ret_p)
 
         gt_attach(&gt);
         other = gt_stream();
-        GR_MUST(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_GLOBAL));
-        GR_MUST(cuMemAlloc(ret_p, MIB));
-        GR_MUST(gt_fill(&gt, other, *(CUdeviceptr *)ret_p, 7, MIB / 4));
+        begin(other, CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, ret_p);
         GR_MUST(cuMemFree(*(CUdeviceptr *)ret_p));
-        GR_MUST(cuStreamEndCapture(other, &other_graph));
+        other_graph = finish(other);
         return NULL;
 }
 
@@ -184,7 +195,6 @@ static void of_two_captures(void)
 {
         CUdeviceptr p, q, own;
         pthread_t thread;
-        CUgraph graph;
 
         GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
         GR_MUST(cuMemAlloc(&own, 5 * MIB));
@@ -194,9 +204,8 @@ static void of_two_captures(void)
         GR_MUST(gt_fill(&gt, stream, q, 7, MIB / 4));
         GR_MUST(cuMemFree(q));
         GR_MUST(cuMemFree(own));
-        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphDestroy(finish(stream)));
         row(p != q, "two captures at once");
-        GR_MUST(cuGraphDestroy(graph));
         GR_MUST(cuGraphDestroy(other_graph));
 }
 
@@ -212,19 +221,13 @@ static void what_it_becomes(void)
         graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
         GR_MUST(cuGraphClone(&other, graph));
         GR_MUST(cuGraphDestroy(graph));
-        GR_MUST(cuGraphInstantiate(&exec, other, 0));
-        GR_MUST(cuGraphDestroy(other));
-        row(harms_nobody(exec, MIB), "a clone");
-        GR_MUST(cuGraphExecDestroy(exec));
+        must_harm_nobody(executable(other), MIB, "a clone");
 
         graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
         GR_MUST(cuGraphCreate(&other, 0));
         GR_MUST(cuGraphAddChildGraphNode(&node, other, NULL, 0, graph));
         GR_MUST(cuGraphDestroy(graph));
-        GR_MUST(cuGraphInstantiate(&exec, other, 0));
-        GR_MUST(cuGraphDestroy(other));
-        row(harms_nobody(exec, MIB), "a node of another graph");
-        GR_MUST(cuGraphExecDestroy(exec));
+        must_harm_nobody(executable(other), MIB, "a node of another graph");
 
         other = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
         GR_MUST(cuGraphInstantiate(&exec, other, 0));
@@ -232,8 +235,7 @@ static void what_it_becomes(void)
         GR_MUST(cuGraphExecUpdate(exec, graph, &info));
         GR_MUST(cuGraphDestroy(graph));
         GR_MUST(cuGraphDestroy(other));
-        row(harms_nobody(exec, MIB), "an executable that was updated");
-        GR_MUST(cuGraphExecDestroy(exec));
+        must_harm_nobody(exec, MIB, "an executable that was updated");
 }
 
 enum { LINKS = 40 };
@@ -246,7 +248,6 @@ static void a_chain(void)
         unsigned different = 0, wrong = 0;
         uint32_t words[LINKS];
         CUgraphExec exec;
-        CUgraph graph;
 
         GR_MUST(cuMemAlloc(&results, LINKS * 4));
         GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
@@ -262,8 +263,7 @@ static void a_chain(void)
                 seen[i] = p;
                 different += !before;
         }
-        GR_MUST(cuStreamEndCapture(stream, &graph));
-        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        exec = executable(finish(stream));
         for (int turn = 0; turn < 3; turn++) {
                 GR_MUST(cuMemsetD32(results, 0, LINKS));
                 GR_MUST(cuCtxSynchronize());
@@ -276,7 +276,6 @@ static void a_chain(void)
         row(different <= LINKS / 2, "a chain uses its memory again");
         row(wrong == 0, "and each link sees its own");
         GR_MUST(cuGraphExecDestroy(exec));
-        GR_MUST(cuGraphDestroy(graph));
         GR_MUST(cuMemFree(results));
 }
 
@@ -286,7 +285,6 @@ static void a_fork(void)
         CUstream other = gt_stream();
         CUdeviceptr result, p, q;
         CUgraphExec exec;
-        CUgraph graph;
         CUevent event;
         uint32_t word = 0, wrong = 0;
 
@@ -304,8 +302,7 @@ static void a_fork(void)
         GR_MUST(cuEventRecord(event, other));
         GR_MUST(cuStreamWaitEvent(stream, event, 0));
         GR_MUST(cuMemFree(q));
-        GR_MUST(cuStreamEndCapture(stream, &graph));
-        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        exec = executable(finish(stream));
         for (int turn = 0; turn < 3; turn++) {
                 GR_MUST(cuGraphLaunch(exec, stream));
                 GR_MUST(cuCtxSynchronize());
@@ -314,106 +311,95 @@ static void a_fork(void)
         }
         row(p != q && wrong == 0, "two streams in one capture");
         GR_MUST(cuGraphExecDestroy(exec));
-        GR_MUST(cuGraphDestroy(graph));
         GR_MUST(cuStreamDestroy(other));
         GR_MUST(cuEventDestroy(event));
         GR_MUST(cuMemFree(result));
 }
 
-/* A launch that may begin before the one in front of it has ended does not wait for an earlier owner. */
-static void a_programmatic_launch(void)
+/* Whether memory that a capture has filled, and that `let_go` frees, serves the capture's next request. */
+static bool serves_again(void (*let_go)(CUdeviceptr p, unsigned way), unsigned way)
+{
+        CUdeviceptr p, q;
+
+        begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, &p);
+        let_go(p, way);
+        GR_MUST(cuMemAlloc(&q, MIB));
+        GR_MUST(gt_fill(&gt, stream, q, 2, MIB / 4));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuGraphDestroy(finish(stream)));
+        return p < q + MIB && q < p + MIB;
+}
+
+static void launch_and_free(CUdeviceptr p, unsigned attributes)
 {
         CUlaunchAttribute attribute = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                        .value.programmaticStreamSerializationAllowed = 1};
-        CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream, &attribute, 1};
-        __typeof__(&cuLaunchKernelEx) launch = GT_OPTIONAL(cuLaunchKernelEx);
+        CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream, &attribute, attributes};
         uint32_t value = 2;
         uint64_t words = 1;
-        CUdeviceptr p, q;
-        void *arguments[] = {&q, &value, &words};
-        CUgraph graph;
+        void *arguments[] = {&p, &value, &words};
 
-        if (!launch)
-                return;
-        for (config.numAttrs = 0; config.numAttrs < 2; config.numAttrs++) {
-                GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-                GR_MUST(cuMemAlloc(&q, MIB));
-                GR_MUST(gt_fill(&gt, stream, q, 1, 1));
-                GR_MUST(launch(&config, gt.fill, arguments, NULL));
-                GR_MUST(cuMemFree(q));
-                GR_MUST(cuMemAlloc(&p, MIB));
-                GR_MUST(cuMemFree(p));
-                GR_MUST(cuStreamEndCapture(stream, &graph));
-                GR_MUST(cuGraphDestroy(graph));
-                row((p == q) == (config.numAttrs == 0), config.numAttrs ? "a programmatic launch" : "a plain launch");
-        }
+        GR_MUST(GT_OPTIONAL(cuLaunchKernelEx)(&config, gt.fill, arguments, NULL));
+        GR_MUST(cuMemFree(p));
 }
 
-/* Who knows the graph under construction may add nodes that nothing orders behind the rest. */
-static void by_hand(void)
+static void look_and_free(CUdeviceptr p, unsigned way)
 {
         CUstreamCaptureStatus status;
         const CUgraphEdgeData *edges;
         const CUgraphNode *nodes;
-        CUdeviceptr p, q;
         CUgraph graph;
         cuuint64_t id;
         size_t count;
 
-        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-        GR_MUST(cuMemAlloc(&p, MIB));
-        GR_MUST(gt_fill(&gt, stream, p, 1, MIB / 4));
+        (void)way;
         GR_MUST(cuStreamGetCaptureInfo(stream, &status, &id, &graph, &nodes, &edges, &count));
         GR_MUST(cuMemFree(p));
-        GR_MUST(cuMemAlloc(&q, MIB));
-        GR_MUST(gt_fill(&gt, stream, q, 2, MIB / 4));
-        GR_MUST(cuMemFree(q));
-        GR_MUST(cuStreamEndCapture(stream, &graph));
-        GR_MUST(cuGraphDestroy(graph));
-        row(p != q, "a graph that can have nodes by hand");
 }
 
+static const struct {
+        const char *name;
+        int version;
+        cuuint64_t flags;
+} updates[] = {{"other dependencies", 11030, CU_GET_PROC_ADDRESS_LEGACY_STREAM},
+               {"other dependencies, per thread", 11030, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM},
+               {"other dependencies, with edges", 12030, CU_GET_PROC_ADDRESS_LEGACY_STREAM},
+               {"other dependencies, with edges, per thread", 12030, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM}};
 typedef CUresult CUDAAPI update_fn(CUstream stream, CUgraphNode *nodes, size_t count, unsigned flags);
 typedef CUresult CUDAAPI update_v2_fn(CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count,
                                       unsigned flags);
 
-/* Nor does later work wait for earlier work once the program has taken away what it waits for, by whichever version. */
-static void with_other_dependencies(void)
+static void *update_function(unsigned way)
 {
-        static const struct {
-                const char *name;
-                int version;
-                cuuint64_t flags;
-        } ways[] = {
-                {"other dependencies", 11030, CU_GET_PROC_ADDRESS_LEGACY_STREAM},
-                {"other dependencies, per thread", 11030, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM},
-                {"other dependencies, with edges", 12030, CU_GET_PROC_ADDRESS_LEGACY_STREAM},
-                {"other dependencies, with edges, per thread", 12030, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM}};
+        CUdriverProcAddressQueryResult status;
+        void *found = NULL;
+
+        GR_MUST(cuGetProcAddress("cuStreamUpdateCaptureDependencies", &found, updates[way].version, updates[way].flags,
+                                 &status));
+        return found;
+}
+
+static void free_and_update(CUdeviceptr p, unsigned way)
+{
         const unsigned set = CU_STREAM_SET_CAPTURE_DEPENDENCIES;
+        void *function = update_function(way);
 
-        for (unsigned i = 0; i < sizeof ways / sizeof ways[0]; i++) {
-                CUdriverProcAddressQueryResult status;
-                void *found = NULL;
-                CUdeviceptr p, q;
-                CUgraph graph;
+        GR_MUST(cuMemFree(p));
+        GR_MUST(updates[way].version < 12030 ? ((update_fn *)function)(stream, NULL, 0, set)
+                                             : ((update_v2_fn *)function)(stream, NULL, NULL, 0, set));
+}
 
-                GR_MUST(cuGetProcAddress("cuStreamUpdateCaptureDependencies", &found, ways[i].version, ways[i].flags,
-                                         &status));
-                if (!found)
-                        continue; /* an older driver */
-                GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-                GR_MUST(cuMemAlloc(&p, MIB));
-                GR_MUST(gt_fill(&gt, stream, p, 1, MIB / 4));
-                GR_MUST(cuMemFree(p));
-                GR_MUST(ways[i].version < 12030 ? ((update_fn *)found)(stream, NULL, 0, set)
-                                                : ((update_v2_fn *)found)(stream, NULL, NULL, 0, set));
-                GR_MUST(cuMemAlloc(&q, MIB));
-                GR_MUST(gt_fill(&gt, stream, q, 2, MIB / 4));
-                GR_MUST(cuMemFree(q));
-                GR_MUST(cuStreamEndCapture(stream, &graph));
-                GR_MUST(cuGraphDestroy(graph));
-                row(p + MIB <= q || q + MIB <= p, ways[i].name);
+/* Memory serves a capture again only where all later nodes surely wait for the earlier ones. */
+static void what_later_work_waits_for(void)
+{
+        if (GT_OPTIONAL(cuLaunchKernelEx)) {
+                row(serves_again(launch_and_free, 0), "a plain launch");
+                row(!serves_again(launch_and_free, 1), "a programmatic launch");
         }
+        row(!serves_again(look_and_free, 0), "a graph that can have nodes by hand");
+        for (unsigned way = 0; way < sizeof updates / sizeof updates[0]; way++)
+                if (update_function(way))
+                        row(!serves_again(free_and_update, way), updates[way].name);
 }
 
 /* Memory of a width whose pitch is not known yet, in a capture; and pinned memory, cached or not, is refused there. */
@@ -455,9 +441,7 @@ static void end(enum ending ending)
         if (ending == BROKEN || ending == WITH_STREAM) {
                 CUstream other = gt_stream();
 
-                GR_MUST(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_GLOBAL));
-                GR_MUST(cuMemAlloc(&p, 64 * MIB));
-                GR_MUST(gt_fill(&gt, other, p, 7, 64));
+                begin(other, CU_STREAM_CAPTURE_MODE_GLOBAL, 64 * MIB, &p);
                 GR_MUST(cuMemFree(p));
                 if (ending == BROKEN) {
                         cuCtxSynchronize(); /* forbidden, which breaks the capture */
@@ -658,10 +642,8 @@ int main(int argc, char **argv)
                 what_it_becomes();
                 a_chain();
                 a_fork();
-                by_hand();
-                with_other_dependencies();
+                what_later_work_waits_for();
                 other_kinds();
-                a_programmatic_launch();
                 comes_back();
                 is_there_again();
                 edges();

@@ -307,26 +307,6 @@ static void test_errors(void)
         GR_MUST(cuCtxSynchronize());
 }
 
-/* A context ends with a capture of two streams, of which either may have begun it. */
-static void test_context_ends(void)
-{
-        for (int origin = 0; origin < 2; origin++) {
-                CUstream stream[2];
-                CUcontext own;
-                CUevent event;
-
-                GR_MUST(cuCtxCreate_v4(&own, NULL, 0, 0));
-                GR_MUST(cuStreamCreate(&stream[0], CU_STREAM_NON_BLOCKING));
-                GR_MUST(cuStreamCreate(&stream[1], CU_STREAM_NON_BLOCKING));
-                GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
-                GR_MUST(cuStreamBeginCapture(stream[origin], CU_STREAM_CAPTURE_MODE_RELAXED));
-                GR_MUST(cuEventRecord(event, stream[origin]));
-                GR_MUST(cuStreamWaitEvent(stream[!origin], event, 0));
-                GR_MUST(cuCtxDestroy(own));
-                GR_MUST(cuCtxSetCurrent(ctx));
-        }
-}
-
 int main(void)
 {
         ctx = start();
@@ -341,7 +321,6 @@ int main(void)
         test_graph();
         test_dependencies();
         test_errors();
-        test_context_ends();
         GR_CHECK_EQ(misuses(), 0);
         return GR_CHECK_RESULT();
 }
