@@ -22,6 +22,7 @@ enum { OTHERS = 24, GRAPHS = 40 };
 
 static struct gt gt;
 static CUstream stream;
+static CUevent event; /* of a row */
 static int bad;
 static unsigned overwritten;
 
@@ -178,14 +179,19 @@ static void beside_the_capture(void)
 
 static CUgraph other_graph;
 
-static void *capture_elsewhere(void *ret_p)
+/* Fills 1 MiB and 2 MiB. */
+static void *capture_elsewhere(void *ret_ptrs)
 {
+        CUdeviceptr *ptrs = ret_ptrs;
         CUstream other;
 
         gt_attach(&gt);
         other = gt_stream();
-        begin(other, CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, ret_p);
-        GR_MUST(cuMemFree(*(CUdeviceptr *)ret_p));
+        begin(other, CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, &ptrs[0]);
+        GR_MUST(cuMemAlloc(&ptrs[1], 2 * MIB));
+        GR_MUST(gt_fill(&gt, other, ptrs[1], 7, 2 * MIB / 4));
+        GR_MUST(cuMemFree(ptrs[0]));
+        GR_MUST(cuMemFree(ptrs[1]));
         other_graph = finish(other);
         return NULL;
 }
@@ -193,19 +199,18 @@ static void *capture_elsewhere(void *ret_p)
 /* What one of two captures has freed does not serve the other one. */
 static void of_two_captures(void)
 {
-        CUdeviceptr p, q, own;
+        CUdeviceptr others[2], before, after;
         pthread_t thread;
 
-        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-        GR_MUST(cuMemAlloc(&own, 5 * MIB));
-        pthread_create(&thread, NULL, capture_elsewhere, &p);
+        begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, 2 * MIB, &before);
+        GR_MUST(cuMemFree(before));
+        pthread_create(&thread, NULL, capture_elsewhere, others);
         pthread_join(thread, NULL);
-        GR_MUST(cuMemAlloc(&q, MIB));
-        GR_MUST(gt_fill(&gt, stream, q, 7, MIB / 4));
-        GR_MUST(cuMemFree(q));
-        GR_MUST(cuMemFree(own));
+        GR_MUST(cuMemAlloc(&after, MIB));
+        GR_MUST(gt_fill(&gt, stream, after, 7, MIB / 4));
+        GR_MUST(cuMemFree(after));
         GR_MUST(cuGraphDestroy(finish(stream)));
-        row(p != q, "two captures at once");
+        row(others[0] != after && others[1] != before, "two captures at once");
         GR_MUST(cuGraphDestroy(other_graph));
 }
 
@@ -285,7 +290,6 @@ static void a_fork(void)
         CUstream other = gt_stream();
         CUdeviceptr result, p, q;
         CUgraphExec exec;
-        CUevent event;
         uint32_t word = 0, wrong = 0;
 
         GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
@@ -317,12 +321,12 @@ static void a_fork(void)
 }
 
 /* Whether memory that a capture has filled, and that `let_go` frees, serves the capture's next request. */
-static bool serves_again(void (*let_go)(CUdeviceptr p, unsigned way), unsigned way)
+static bool serves_again(void (*let_go)(CUdeviceptr p, void *argument), void *argument)
 {
         CUdeviceptr p, q;
 
         begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, &p);
-        let_go(p, way);
+        let_go(p, argument);
         GR_MUST(cuMemAlloc(&q, MIB));
         GR_MUST(gt_fill(&gt, stream, q, 2, MIB / 4));
         GR_MUST(cuMemFree(q));
@@ -330,11 +334,9 @@ static bool serves_again(void (*let_go)(CUdeviceptr p, unsigned way), unsigned w
         return p < q + MIB && q < p + MIB;
 }
 
-static void launch_and_free(CUdeviceptr p, unsigned attributes)
+static void launch_and_free(CUdeviceptr p, void *attribute)
 {
-        CUlaunchAttribute attribute = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                                       .value.programmaticStreamSerializationAllowed = 1};
-        CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream, &attribute, attributes};
+        CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream, attribute, attribute != NULL};
         uint32_t value = 2;
         uint64_t words = 1;
         void *arguments[] = {&p, &value, &words};
@@ -343,7 +345,7 @@ static void launch_and_free(CUdeviceptr p, unsigned attributes)
         GR_MUST(cuMemFree(p));
 }
 
-static void look_and_free(CUdeviceptr p, unsigned way)
+static void look_and_free(CUdeviceptr p, void *argument)
 {
         CUstreamCaptureStatus status;
         const CUgraphEdgeData *edges;
@@ -352,54 +354,75 @@ static void look_and_free(CUdeviceptr p, unsigned way)
         cuuint64_t id;
         size_t count;
 
-        (void)way;
+        (void)argument;
         GR_MUST(cuStreamGetCaptureInfo(stream, &status, &id, &graph, &nodes, &edges, &count));
         GR_MUST(cuMemFree(p));
 }
 
-static const struct {
-        const char *name;
-        int version;
-        cuuint64_t flags;
-} updates[] = {{"other dependencies", 11030, CU_GET_PROC_ADDRESS_LEGACY_STREAM},
-               {"other dependencies, per thread", 11030, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM},
-               {"other dependencies, with edges", 12030, CU_GET_PROC_ADDRESS_LEGACY_STREAM},
-               {"other dependencies, with edges, per thread", 12030, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM}};
-typedef CUresult CUDAAPI update_fn(CUstream stream, CUgraphNode *nodes, size_t count, unsigned flags);
-typedef CUresult CUDAAPI update_v2_fn(CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count,
-                                      unsigned flags);
-
-static void *update_function(unsigned way)
+/* Work that waits for the event need not wait for the fill behind it. */
+static void record_and_free(CUdeviceptr p, void *function)
 {
-        CUdriverProcAddressQueryResult status;
-        void *found = NULL;
-
-        GR_MUST(cuGetProcAddress("cuStreamUpdateCaptureDependencies", &found, updates[way].version, updates[way].flags,
-                                 &status));
-        return found;
+        GR_MUST(((CUresult(CUDAAPI *)(CUevent, CUstream))function)(event, stream));
+        GR_MUST(gt_fill(&gt, stream, p, 8, MIB / 4));
+        GR_MUST(cuMemFree(p));
 }
 
-static void free_and_update(CUdeviceptr p, unsigned way)
+static void record_with_flags_and_free(CUdeviceptr p, void *function)
 {
-        const unsigned set = CU_STREAM_SET_CAPTURE_DEPENDENCIES;
-        void *function = update_function(way);
-
+        GR_MUST(((CUresult(CUDAAPI *)(CUevent, CUstream, unsigned))function)(event, stream, 0));
+        GR_MUST(gt_fill(&gt, stream, p, 8, MIB / 4));
         GR_MUST(cuMemFree(p));
-        GR_MUST(updates[way].version < 12030 ? ((update_fn *)function)(stream, NULL, 0, set)
-                                             : ((update_v2_fn *)function)(stream, NULL, NULL, 0, set));
+}
+
+static void free_and_update(CUdeviceptr p, void *function)
+{
+        GR_MUST(cuMemFree(p));
+        GR_MUST(((CUresult(CUDAAPI *)(CUstream, CUgraphNode *, size_t, unsigned))function)(
+                stream, NULL, 0, CU_STREAM_SET_CAPTURE_DEPENDENCIES));
+}
+
+static void free_and_update_with_edges(CUdeviceptr p, void *function)
+{
+        GR_MUST(cuMemFree(p));
+        GR_MUST(((CUresult(CUDAAPI *)(CUstream, CUgraphNode *, const CUgraphEdgeData *, size_t, unsigned))function)(
+                stream, NULL, NULL, 0, CU_STREAM_SET_CAPTURE_DEPENDENCIES));
 }
 
 /* Memory serves a capture again only where all later nodes surely wait for the earlier ones. */
 static void what_later_work_waits_for(void)
 {
+        static const struct {
+                const char *name, *function;
+                int version;
+                void (*let_go)(CUdeviceptr p, void *function);
+        } orders[] = {{"an event", "cuEventRecord", 7000, record_and_free},
+                      {"an event with flags", "cuEventRecordWithFlags", 11010, record_with_flags_and_free},
+                      {"other dependencies", "cuStreamUpdateCaptureDependencies", 11030, free_and_update},
+                      {"other dependencies, with edges", "cuStreamUpdateCaptureDependencies", 12030,
+                       free_and_update_with_edges}};
+        CUlaunchAttribute programmatic = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                          .value.programmaticStreamSerializationAllowed = 1};
+
         if (GT_OPTIONAL(cuLaunchKernelEx)) {
-                row(serves_again(launch_and_free, 0), "a plain launch");
-                row(!serves_again(launch_and_free, 1), "a programmatic launch");
+                row(serves_again(launch_and_free, NULL), "a plain launch");
+                row(!serves_again(launch_and_free, &programmatic), "a programmatic launch");
         }
-        row(!serves_again(look_and_free, 0), "a graph that can have nodes by hand");
-        for (unsigned way = 0; way < sizeof updates / sizeof updates[0]; way++)
-                if (update_function(way))
-                        row(!serves_again(free_and_update, way), updates[way].name);
+        row(!serves_again(look_and_free, NULL), "a graph that can have nodes by hand");
+        GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        for (unsigned i = 0; i < 2 * sizeof orders / sizeof orders[0]; i++) {
+                CUdriverProcAddressQueryResult status;
+                void *function = NULL;
+                char name[96];
+
+                GR_MUST(cuGetProcAddress(orders[i / 2].function, &function, orders[i / 2].version,
+                                         i % 2 ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
+                                               : CU_GET_PROC_ADDRESS_LEGACY_STREAM,
+                                         &status));
+                snprintf(name, sizeof name, "%s%s", orders[i / 2].name, i % 2 ? ", per thread" : "");
+                if (function) /* older drivers lack some */
+                        row(!serves_again(orders[i / 2].let_go, function), name);
+        }
+        GR_MUST(cuEventDestroy(event));
 }
 
 /* Memory of a width whose pitch is not known yet, in a capture; and pinned memory, cached or not, is refused there. */
