@@ -204,14 +204,6 @@ static CUresult unpin_if_there(void)
         return pinned ? cuMemFreeHost(pinned) : CUDA_SUCCESS;
 }
 
-/* So that none is cached. */
-static CUresult release_pinned_for_good(void)
-{
-        GR_MUST(release_pinned());
-        GR_MUST(pin_too_much());
-        return unpin_if_there();
-}
-
 static bool registered;
 
 static CUresult register_too_much(void)
@@ -288,20 +280,6 @@ static CUresult unmap(void)
         return cuMemUnmap(base, PAGE_BYTES);
 }
 
-static CUresult create_and_map(void)
-{
-        CUresult result = create();
-
-        return result == CUDA_SUCCESS ? map() : result;
-}
-
-static CUresult end_mapped(void)
-{
-        CUresult result = unmap();
-
-        return result == CUDA_SUCCESS ? release_created() : result;
-}
-
 static CUresult retain(void)
 {
         return cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)base);
@@ -312,23 +290,9 @@ static CUresult release_again(void)
         return cuMemRelease(again);
 }
 
-static CUresult release_all(void)
-{
-        CUresult result = release_again();
-
-        return result == CUDA_SUCCESS ? end_mapped() : result;
-}
-
 static CUresult export_created(void)
 {
         return cuMemExportToShareableHandle(&exported, mapped, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-}
-
-static CUresult create_and_export(void)
-{
-        CUresult result = create();
-
-        return result == CUDA_SUCCESS ? export_created() : result;
 }
 
 static CUresult end_exported(void)
@@ -341,13 +305,6 @@ static CUresult import_created(void)
 {
         return cuMemImportFromShareableHandle(&again, (void *)(intptr_t)exported,
                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-}
-
-static CUresult end_imported(void)
-{
-        CUresult result = release_again();
-
-        return result == CUDA_SUCCESS ? end_exported() : result;
 }
 
 /* Unless a thread that has ended inside has made it. */
@@ -378,13 +335,6 @@ static CUresult alloc_from_pool(void)
         return cuMemAllocFromPoolAsync(&block, BYTES, pool, NULL);
 }
 
-static CUresult make_pool_and_alloc(void)
-{
-        CUresult result = make_pool();
-
-        return result == CUDA_SUCCESS ? alloc_from_pool() : result;
-}
-
 static CUresult release_in_order(void)
 {
         return cuMemFreeAsync(block, NULL);
@@ -395,35 +345,14 @@ static CUresult synchronize(void)
         return cuCtxSynchronize();
 }
 
-static CUresult end_freed_pool(void)
-{
-        CUresult result = synchronize();
-
-        return result == CUDA_SUCCESS ? end_pool() : result;
-}
-
-static CUresult release_and_synchronize(void)
-{
-        CUresult result = release_in_order();
-
-        return result == CUDA_SUCCESS ? synchronize() : result;
-}
-
-static CUresult release_and_end_pool(void)
-{
-        CUresult result = release_in_order();
-
-        return result == CUDA_SUCCESS ? end_freed_pool() : result;
-}
-
 /* Memory of the pool is counted. */
-static CUresult use_and_end_pool(void)
+static CUresult use_pool(void)
 {
         uint64_t before = charged();
 
         GR_MUST(alloc_from_pool());
         GR_MUST(!are_charged(before));
-        return release_and_end_pool();
+        return CUDA_SUCCESS;
 }
 
 static CUresult in_order_too_much(void)
@@ -434,14 +363,6 @@ static CUresult in_order_too_much(void)
 static CUresult trim_pool(void)
 {
         return cuMemPoolTrimTo(pool, 0);
-}
-
-/* A block of the pool that was exported goes to the driver. */
-static CUresult alloc_exported(void)
-{
-        CUresult result = alloc();
-
-        return result == CUDA_SUCCESS ? cuIpcGetMemHandle(&ipc, block) : result;
 }
 
 static CUresult get_handle(void)
@@ -474,27 +395,6 @@ static CUresult end_graph(void)
         return cuGraphDestroy(graph);
 }
 
-static CUresult make_stream_and_begin(void)
-{
-        CUresult result = make_stream();
-
-        return result == CUDA_SUCCESS ? begin_capture() : result;
-}
-
-static CUresult end_captured(void)
-{
-        CUresult result = end_graph();
-
-        return result == CUDA_SUCCESS ? end_stream() : result;
-}
-
-static CUresult end_capture_and_stream(void)
-{
-        CUresult result = end_capture();
-
-        return result == CUDA_SUCCESS ? end_captured() : result;
-}
-
 static void nothing(void *arg)
 {
         (void)arg;
@@ -512,12 +412,15 @@ static CUresult call_host(void)
 static CUresult alloc_in_capture(void)
 {
         GR_MUST(synchronize());
-        GR_MUST(make_stream_and_begin());
+        GR_MUST(make_stream());
+        GR_MUST(begin_capture());
         GR_MUST(cuMemAlloc(&block, LARGE));
         GR_MUST(release());
         GR_MUST(cuMemAlloc(&block, LARGER));
         GR_MUST(release());
-        return end_capture_and_stream();
+        GR_MUST(end_capture());
+        GR_MUST(end_graph());
+        return end_stream();
 }
 
 /* A graph that allocates and frees. */
@@ -538,13 +441,6 @@ static CUresult instantiate(void)
         return cuGraphInstantiate(&exec, graph, 0);
 }
 
-static CUresult make_exec(void)
-{
-        CUresult result = make_graph();
-
-        return result == CUDA_SUCCESS ? instantiate() : result;
-}
-
 static CUresult launch(void)
 {
         return cuGraphLaunch(exec, NULL);
@@ -556,12 +452,6 @@ static CUresult end_exec(void)
         GR_MUST(cuGraphExecDestroy(exec));
         GR_MUST(cuDeviceGraphMemTrim(0));
         return end_graph();
-}
-
-static CUresult end_exec_and_alloc(void)
-{
-        GR_MUST(end_exec());
-        return alloc_in_capture();
 }
 
 /* One with a node that waits for the host. */
@@ -585,11 +475,10 @@ static CUresult make_context(void)
         return cuCtxCreate(&second, NULL, 0, 0);
 }
 
-static CUresult make_context_aside(void)
+static CUresult pop_context(void)
 {
         CUcontext popped;
 
-        GR_MUST(make_context());
         return cuCtxPopCurrent(&popped);
 }
 
@@ -643,17 +532,9 @@ static CUresult end_external(void)
         return cuDestroyExternalMemory(external);
 }
 
-static CUresult count_and_end_external(void)
+static CUresult count_external(void)
 {
-        GR_MUST(!are_charged(uncharged));
-        return end_external();
-}
-
-static CUresult make_and_import_external(void)
-{
-        CUresult result = make_external();
-
-        return result == CUDA_SUCCESS ? import_external() : result;
+        return are_charged(uncharged) ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
 }
 
 static CUresult open_foreign(void)
@@ -666,66 +547,70 @@ static CUresult close_foreign(void)
         return cuIpcCloseMemHandle(block);
 }
 
-/* `before` and `after` may be NULL; they are made in the first thread. */
+enum { STEPS = 4 };
+
+/* What comes before and after is made in the first thread. */
 struct scene {
         const char *name;
-        CUresult (*before)(void), (*call)(void), (*after)(void);
+        CUresult (*before[STEPS])(void), (*call)(void), (*after[STEPS])(void);
 };
 
 static const struct scene scenes[] = {
-        {"cuMemAlloc", NULL, alloc, release},
-        {"cuMemFree", alloc, release, NULL},
-        {"cuMemAlloc, too much", NULL, alloc_too_much, NULL},
-        {"cuMemAllocPitch", NULL, alloc_pitched, release},
-        {"cuMemAllocPitch, too much", NULL, pitched_too_much, NULL},
-        {"cuMemAllocHost", NULL, alloc_pinned, release_pinned},
-        {"cuMemFreeHost", alloc_pinned, release_pinned, NULL},
-        {"cuMemAllocHost, too much", NULL, pin_too_much, unpin_if_there},
-        {"cuMemAllocHost, none cached", NULL, alloc_pinned, release_pinned_for_good},
-        {"cuMemHostRegister", NULL, register_much, unregister_much},
-        {"cuMemHostUnregister", register_much, unregister_much, NULL},
-        {"cuMemHostRegister, too much", NULL, register_too_much, unregister_if_there},
-        {"cuMemAllocManaged", NULL, alloc_managed, release},
-        {"cuMemFree, managed", alloc_managed, release, NULL},
-        {"cuArrayCreate", NULL, make_array, end_array},
-        {"cuArrayDestroy", make_array, end_array, NULL},
-        {"cuMipmappedArrayCreate", NULL, make_mipmapped, end_mipmapped},
-        {"cuMipmappedArrayDestroy", make_mipmapped, end_mipmapped, NULL},
-        {"cuMemCreate", NULL, create, release_created},
-        {"cuMemRelease", create, release_created, NULL},
-        {"cuMemMap", create, map, end_mapped},
-        {"cuMemUnmap", create_and_map, unmap, release_created},
-        {"cuMemRetainAllocationHandle", create_and_map, retain, release_all},
-        {"cuMemExportToShareableHandle", create, export_created, end_exported},
-        {"cuMemImportFromShareableHandle", create_and_export, import_created, end_imported},
-        {"cuMemPoolCreate", NULL, make_pool, use_and_end_pool},
-        {"cuMemPoolDestroy", make_pool, end_pool, NULL},
-        {"cuMemAllocAsync", NULL, alloc_in_order, release_and_synchronize},
-        {"cuMemAllocAsync, too much", NULL, in_order_too_much, NULL},
-        {"cuMemAllocFromPoolAsync", make_pool, alloc_from_pool, release_and_end_pool},
-        {"cuMemFreeAsync", make_pool_and_alloc, release_in_order, end_freed_pool},
-        {"cuMemFree, of a pool", make_pool_and_alloc, release, end_pool},
-        {"cuMemPoolTrimTo", make_pool, trim_pool, end_pool},
-        {"cuStreamBeginCapture", make_stream, begin_capture, end_capture_and_stream},
-        {"cuStreamEndCapture", make_stream_and_begin, end_capture, end_captured},
-        {"cuStreamDestroy", make_stream_and_begin, end_stream, NULL},
-        {"cuGraphInstantiate", make_graph, instantiate, end_exec},
-        {"cuGraphLaunch", make_exec, launch, end_exec},
-        {"cuDeviceGraphMemTrim", NULL, trim_graphs, NULL},
-        {"cuDevicePrimaryCtxRetain", NULL, retain_primary, release_primary},
-        {"cuDevicePrimaryCtxRelease", retain_primary, release_primary, NULL},
-        {"cuCtxCreate", NULL, make_context, end_context},
-        {"cuCtxDestroy", make_context_aside, end_context, NULL},
-        {"cuMemGetInfo", NULL, ask_free, NULL},
-        {"gpureclaim_reclaim", NULL, reclaim, NULL},
-        {"cuImportExternalMemory", make_external, import_external, count_and_end_external},
-        {"cuDestroyExternalMemory", make_and_import_external, end_external, NULL},
-        {"cuIpcOpenMemHandle", NULL, open_foreign, close_foreign},
-        {"cuIpcCloseMemHandle", open_foreign, close_foreign, NULL},
-        {"cuIpcGetMemHandle", alloc, get_handle, release},
-        {"cuMemFreeAsync, exported", alloc_exported, release_in_order, synchronize},
-        {"cuLaunchHostFunc", NULL, call_host, alloc_in_capture},
-        {"cuGraphLaunch, waits", make_host_exec, launch, end_exec_and_alloc},
+        {"cuMemAlloc", {NULL}, alloc, {release}},
+        {"cuMemFree", {alloc}, release, {NULL}},
+        {"cuMemAlloc, too much", {NULL}, alloc_too_much, {NULL}},
+        {"cuMemAllocPitch", {NULL}, alloc_pitched, {release}},
+        {"cuMemAllocPitch, too much", {NULL}, pitched_too_much, {NULL}},
+        {"cuMemAllocHost", {NULL}, alloc_pinned, {release_pinned}},
+        {"cuMemFreeHost", {alloc_pinned}, release_pinned, {NULL}},
+        {"cuMemAllocHost, too much", {NULL}, pin_too_much, {unpin_if_there}},
+        /* So that none is cached, too much is asked for. */
+        {"cuMemAllocHost, none cached", {NULL}, alloc_pinned, {release_pinned, pin_too_much, unpin_if_there}},
+        {"cuMemHostRegister", {NULL}, register_much, {unregister_much}},
+        {"cuMemHostUnregister", {register_much}, unregister_much, {NULL}},
+        {"cuMemHostRegister, too much", {NULL}, register_too_much, {unregister_if_there}},
+        {"cuMemAllocManaged", {NULL}, alloc_managed, {release}},
+        {"cuMemFree, managed", {alloc_managed}, release, {NULL}},
+        {"cuArrayCreate", {NULL}, make_array, {end_array}},
+        {"cuArrayDestroy", {make_array}, end_array, {NULL}},
+        {"cuMipmappedArrayCreate", {NULL}, make_mipmapped, {end_mipmapped}},
+        {"cuMipmappedArrayDestroy", {make_mipmapped}, end_mipmapped, {NULL}},
+        {"cuMemCreate", {NULL}, create, {release_created}},
+        {"cuMemRelease", {create}, release_created, {NULL}},
+        {"cuMemMap", {create}, map, {unmap, release_created}},
+        {"cuMemUnmap", {create, map}, unmap, {release_created}},
+        {"cuMemRetainAllocationHandle", {create, map}, retain, {release_again, unmap, release_created}},
+        {"cuMemExportToShareableHandle", {create}, export_created, {end_exported}},
+        {"cuMemImportFromShareableHandle", {create, export_created}, import_created, {release_again, end_exported}},
+        {"cuMemPoolCreate", {NULL}, make_pool, {use_pool, release_in_order, synchronize, end_pool}},
+        {"cuMemPoolDestroy", {make_pool}, end_pool, {NULL}},
+        {"cuMemAllocAsync", {NULL}, alloc_in_order, {release_in_order, synchronize}},
+        {"cuMemAllocAsync, too much", {NULL}, in_order_too_much, {NULL}},
+        {"cuMemAllocFromPoolAsync", {make_pool}, alloc_from_pool, {release_in_order, synchronize, end_pool}},
+        {"cuMemFreeAsync", {make_pool, alloc_from_pool}, release_in_order, {synchronize, end_pool}},
+        {"cuMemFree, of a pool", {make_pool, alloc_from_pool}, release, {end_pool}},
+        {"cuMemPoolTrimTo", {make_pool}, trim_pool, {end_pool}},
+        {"cuStreamBeginCapture", {make_stream}, begin_capture, {end_capture, end_graph, end_stream}},
+        {"cuStreamEndCapture", {make_stream, begin_capture}, end_capture, {end_graph, end_stream}},
+        {"cuStreamDestroy", {make_stream, begin_capture}, end_stream, {NULL}},
+        {"cuGraphInstantiate", {make_graph}, instantiate, {end_exec}},
+        {"cuGraphLaunch", {make_graph, instantiate}, launch, {end_exec}},
+        {"cuDeviceGraphMemTrim", {NULL}, trim_graphs, {NULL}},
+        {"cuDevicePrimaryCtxRetain", {NULL}, retain_primary, {release_primary}},
+        {"cuDevicePrimaryCtxRelease", {retain_primary}, release_primary, {NULL}},
+        {"cuCtxCreate", {NULL}, make_context, {end_context}},
+        {"cuCtxDestroy", {make_context, pop_context}, end_context, {NULL}},
+        {"cuMemGetInfo", {NULL}, ask_free, {NULL}},
+        {"gpureclaim_reclaim", {NULL}, reclaim, {NULL}},
+        {"cuImportExternalMemory", {make_external}, import_external, {count_external, end_external}},
+        {"cuDestroyExternalMemory", {make_external, import_external}, end_external, {NULL}},
+        {"cuIpcOpenMemHandle", {NULL}, open_foreign, {close_foreign}},
+        {"cuIpcCloseMemHandle", {open_foreign}, close_foreign, {NULL}},
+        {"cuIpcGetMemHandle", {alloc}, get_handle, {release}},
+        /* A block of the pool that was exported goes to the driver. */
+        {"cuMemFreeAsync, exported", {alloc, get_handle}, release_in_order, {synchronize}},
+        {"cuLaunchHostFunc", {NULL}, call_host, {alloc_in_capture}},
+        {"cuGraphLaunch, waits", {make_host_exec}, launch, {end_exec, alloc_in_capture}},
 };
 #define SCENES (sizeof(scenes) / sizeof(*scenes))
 
@@ -778,16 +663,20 @@ static bool in_thread(const struct scene *scene, unsigned points)
         return attempt.worked;
 }
 
+static void take_steps(CUresult (*const steps[STEPS])(void))
+{
+        for (int i = 0; i < STEPS && steps[i]; i++)
+                GR_MUST(steps[i]());
+}
+
 /* True: the thread was told to end. */
 static bool cycle(const struct scene *scene, unsigned points)
 {
-        if (scene->before)
-                GR_MUST(scene->before());
+        take_steps(scene->before);
         told = false;
         if (!in_thread(scene, points))
                 GR_MUST(!in_thread(scene, 0));
-        if (scene->after)
-                GR_MUST(scene->after());
+        take_steps(scene->after);
         return told;
 }
 
@@ -866,7 +755,7 @@ static int exporter(int to)
 /* The first stream of a process: the library looks into a file to see who makes it. */
 static int first_stream(void)
 {
-        static const struct scene scene = {"cuStreamCreate", NULL, make_stream, end_stream};
+        static const struct scene scene = {"cuStreamCreate", {NULL}, make_stream, {end_stream}};
         unsigned files;
 
         open_device();
@@ -892,7 +781,7 @@ static CUresult ask_nvml(void)
 
 static int nvml_asker(void)
 {
-        static const struct scene scene = {"nvmlDeviceGetMemoryInfo", NULL, ask_nvml, NULL};
+        static const struct scene scene = {"nvmlDeviceGetMemoryInfo", {NULL}, ask_nvml, {NULL}};
         void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
         int (*init)(void), (*by_index)(unsigned index, void **ret_card);
         unsigned points = 0, files;
