@@ -26,7 +26,7 @@ static bool is_busy(const struct gr_segment *segment)
  * Waits for threads that map or unmap memory of the graph segments: what they do is counted as it was when they began.
  * Their calls of the driver do not wait for the GPU.
  */
-static void wait_for_busy(struct gr_context *context, bool held)
+GR_NOT_CHECKED static void wait_for_busy(struct gr_context *context, bool held)
 {
         struct gr_split *split = context->split;
 
