@@ -82,6 +82,8 @@ struct gpureclaim_status {
         uint64_t driver_bytes;     /* what the driver took by itself for contexts and code; UINT64_MAX: not known */
         uint64_t imported_bytes;   /* of other processes, opened by this one: not in its reserved_bytes */
         uint64_t graph_bytes;      /* freed by the program, and kept for a capture or its graph */
+        uint64_t executables;      /* how many instantiated graphs the program has not destroyed */
+        uint64_t executable_bytes; /* what the driver took for them, at least; UINT64_MAX: not known */
 };
 
 /*

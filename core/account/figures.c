@@ -1,5 +1,6 @@
 #include "account/figures.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -8,14 +9,18 @@
 
 const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT] = {
 #define GR_FIGURE(name, kind, where, words, value) {#name "_bytes", words, GR_FIGURE_KIND_##kind},
+#define GR_FIGURE_NUMBER(name, value)              {#name, NULL, GR_FIGURE_KIND_EXECUTABLES},
 #include "account/figures.def"
+#undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
 };
 
 void gr_figures_of_device(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT])
 {
 #define GR_FIGURE(name, kind, where, words, value) ret[GR_FIGURE_##name] = value;
+#define GR_FIGURE_NUMBER(name, value)              ret[GR_FIGURE_##name] = value;
 #include "account/figures.def"
+#undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
 }
 
@@ -46,10 +51,29 @@ static void put_line(const uint64_t *figures, enum gr_figure_kind kind, const ch
         sink(line, length, arg);
 }
 
+/* The driver keeps the memory for the next executables, so there may be some and no executable. */
+static void put_executables(const uint64_t *figures, gr_sink *sink, void *arg)
+{
+        uint64_t count = figures[GR_FIGURE_executables], bytes = figures[GR_FIGURE_executable];
+        char line[128], size[GR_SIZE_TEXT_BYTES];
+        int length;
+
+        if (count == UINT64_MAX || (count == 0 && (bytes == 0 || bytes == UINT64_MAX)))
+                return;
+        if (bytes == UINT64_MAX)
+                length = snprintf(line, sizeof(line), "    executable graphs: %" PRIu64 ", memory not known\n", count);
+        else
+                length = snprintf(line, sizeof(line),
+                                  "    executable graphs: %" PRIu64 ", at least %s the driver's own\n", count,
+                                  gr_size_format(bytes, size, sizeof(size)));
+        sink(line, (size_t)length, arg);
+}
+
 void gr_figures_text(const uint64_t figures[GR_FIGURE_COUNT], gr_sink *sink, void *arg)
 {
         put_line(figures, GR_FIGURE_KIND_NOW, "memory", sink, arg);
         put_line(figures, GR_FIGURE_KIND_BESIDE, "beside it", sink, arg);
+        put_executables(figures, sink, arg);
         put_line(figures, GR_FIGURE_KIND_PEAK, "peak", sink, arg);
         put_line(figures, GR_FIGURE_KIND_LIMIT, "limits", sink, arg);
 }

@@ -14,17 +14,20 @@
 struct gr_device;
 
 enum gr_figure {
-#define GR_FIGURE(name, ...) GR_FIGURE_##name,
+#define GR_FIGURE(name, ...)        GR_FIGURE_##name,
+#define GR_FIGURE_NUMBER(name, ...) GR_FIGURE_##name,
 #include "account/figures.def"
+#undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
         GR_FIGURE_COUNT,
-        GR_SHARED_FIGURES = GR_FIGURE_imported + 1, /* how many figures, from the first on, the region has */
+        GR_SHARED_FIGURES = GR_FIGURE_executable + 1, /* how many figures, from the first on, the region has */
 };
 
 /* What kind of amount a figure is (account/figures.def). In the text, all figures of one kind stand on one line. */
 enum gr_figure_kind {
         GR_FIGURE_KIND_NOW,
         GR_FIGURE_KIND_BESIDE,
+        GR_FIGURE_KIND_EXECUTABLES,
         GR_FIGURE_KIND_PEAK,
         GR_FIGURE_KIND_LIMIT,
         GR_FIGURE_KIND_CARD

@@ -12,7 +12,11 @@
  * Never measured on the fast path, because NVML takes the driver's own locks. With GPURECLAIM_LIMIT_INCLUDES=process it
  * is measured where the driver is known to take memory (contexts, modules, first launches of graphs), and now and then
  * beside allocations that go to the driver; lazily loaded code counts from the next measurement on. Otherwise it is
- * measured for reports only.
+ * measured for reports, and around instantiations of graphs as long as that costs little.
+ *
+ * What executables take is what the overhead grows by while the driver makes one. Uploads and launches add nothing
+ * (docs/measurements.md, graph-executables), and the first launch may load code, which would be counted as theirs. The
+ * driver keeps the memory of destroyed executables for the next ones, so a destruction takes nothing off.
  */
 #include "device/overhead.h"
 
@@ -41,6 +45,18 @@ struct look {
 
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_OVERHEAD); /* held across NVML; taken before stream_ordered.c's */
 static struct look looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
+/* For executables, apart from the others: these also say how old driver_bytes is. */
+static struct look executable_looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
+static uint64_t last_bytes[GR_DEVICES_MAX] GR_GUARDED_BY(lock); /* overhead as seen by the last of them */
+
+/*
+ * Measuring for executables takes a hundredth of the time: after t it waits until 100 t are over. Time in which nothing
+ * was measured is saved up, at most SAVED_NS, because programs make their executables one right after the other.
+ */
+#define SHARE    100
+#define SAVED_NS UINT64_C(10000000000)
+
+static _Atomic uint64_t paid_ns; /* the time until then is spent */
 
 /* Lock held. */
 GR_HELD(lock) static void *card(struct gr_device *device, struct look *look)
@@ -125,5 +141,69 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
                 }
                 look->at_ns = gr_driver.now_ns();
         }
+        gr_unlock(&lock);
+}
+
+void gr_overhead_init(void)
+{
+        atomic_store(&paid_ns, gr_driver.now_ns());
+}
+
+/*
+ * As gr_overhead_look, for executables; made: what it has grown by since the last measurement is theirs. False: not
+ * known. Of two threads that make executables at a time, one may miss what the other's took.
+ */
+static bool look_for_executables(struct gr_device *device, bool made)
+{
+        uint64_t begin_ns, bytes, taken;
+        int i = device->ordinal;
+        GR_KEEP_ERRNO;
+        bool known;
+        GR_NO_CANCEL;
+
+        gr_lock_rank_assert_free_from(GR_RANK_CONTEXTS);
+        gr_nvml_find(); /* without the lock, as above; what that takes, once, would stop measuring for too long */
+        begin_ns = gr_driver.now_ns();
+        gr_lock(&lock);
+        taken = atomic_load(&device->executable_bytes);
+        known = measure(device, &executable_looks[i], &bytes);
+        if (known) {
+                if (taken == GR_UNLIMITED)
+                        taken = 0;
+                if (made && bytes > last_bytes[i])
+                        taken += bytes - last_bytes[i];
+                last_bytes[i] = bytes;
+                atomic_store(&device->executable_bytes, taken < bytes ? taken : bytes);
+        } else if (taken == 0) {
+                atomic_store(&device->executable_bytes, GR_UNLIMITED);
+        }
+        gr_unlock(&lock);
+        atomic_fetch_add(&paid_ns, SHARE * (gr_driver.now_ns() - begin_ns));
+        return known;
+}
+
+bool gr_overhead_before(struct gr_device *device)
+{
+        uint64_t now = gr_driver.now_ns(), paid = atomic_load(&paid_ns);
+
+        if (paid > now)
+                return false;
+        if (now - paid > SAVED_NS)
+                atomic_store(&paid_ns, now - SAVED_NS);
+        return look_for_executables(device, false);
+}
+
+void gr_overhead_made(struct gr_device *device)
+{
+        look_for_executables(device, true);
+}
+
+void gr_overhead_context_ended(struct gr_device *device)
+{
+        GR_NO_CANCEL;
+
+        gr_lock(&lock);
+        if (atomic_load(&device->executable_bytes) != GR_UNLIMITED)
+                atomic_store(&device->executable_bytes, 0);
         gr_unlock(&lock);
 }

@@ -21,4 +21,18 @@ static inline bool gr_overhead_counted(void)
  */
 void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns);
 
+/* The time from here on pays for what follows. Called once, before all others. */
+void gr_overhead_init(void);
+
+/*
+ * Called before and after the driver makes a graph executable: what driver overhead has grown by in between is added to
+ * device->executable_bytes. False: it is not known, or measuring would cost too much now, and made is not to be called.
+ * For callers as of gr_overhead_look. Keep errno.
+ */
+bool gr_overhead_before(struct gr_device *device);
+void gr_overhead_made(struct gr_device *device);
+
+/* A context has ended on device, and with it what the driver took for its executables. */
+void gr_overhead_context_ended(struct gr_device *device);
+
 #endif

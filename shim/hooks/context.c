@@ -284,8 +284,10 @@ static void ended(CUcontext handle)
                 if (primaries[i] == handle)
                         primaries[i] = NULL;
         gr_unlock(&lock);
-        if (context)
+        if (context) {
+                gr_overhead_context_ended(context->device);
                 gr_core_context_drop(context);
+        }
 }
 
 /*

@@ -33,8 +33,9 @@
 
 struct exec {
         UT_hash_handle hh;
-        CUgraphExec handle; /* key */
-        struct gr_device *device;
+        CUgraphExec handle;          /* key */
+        struct gr_device *counts_on; /* NULL: none, as no context was current */
+        struct gr_device *device;    /* of the memory that it needs; NULL: it does not allocate */
         uint64_t need_bytes;
         uint64_t trims; /* gr_graph_memory_trims when its memory was last reserved; 0: never */
 };
@@ -67,7 +68,7 @@ struct walk {
 
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_GRAPHS); /* no call of the driver under it */
 static struct exec *execs GR_GUARDED_BY(lock);
-static _Atomic unsigned exec_count;
+static _Atomic unsigned exec_count; /* of those that need memory */
 
 static void allocated(struct walk *walk, const CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
@@ -257,58 +258,82 @@ GR_HELD(lock) static struct exec *find_exec(CUgraphExec handle)
         return exec;
 }
 
-/* What is known of this handle is no longer so. */
-static void forget(CUgraphExec handle)
+/* Adds or takes away one in all counts. Lock held. */
+GR_HELD(lock) static void count(const struct exec *exec, int sign)
+{
+        gr_assert_locked(&lock);
+        if (exec->device)
+                atomic_fetch_add(&exec_count, (unsigned)sign);
+        if (exec->counts_on)
+                gr_budget_add(&exec->counts_on->executables, (uint64_t)sign);
+}
+
+/* Takes what is known of this handle out of the table. NULL: nothing. */
+static struct exec *take(CUgraphExec handle)
 {
         struct exec *exec;
 
-        if (atomic_load_explicit(&exec_count, memory_order_relaxed) == 0)
-                return;
+        if (!gr_shim_ready())
+                return NULL;
         gr_lock(&lock);
         exec = find_exec(handle);
         if (exec) {
-                assert(atomic_load(&exec_count) > 0);
                 HASH_DEL(execs, exec);
-                atomic_fetch_sub(&exec_count, 1);
-                free(exec);
+                count(exec, -1);
         }
+        gr_unlock(&lock);
+        return exec;
+}
+
+/* Puts it in. It is not known where there is no memory for the table, or by now another one with its handle. */
+static void put(struct exec *exec)
+{
+        gr_lock(&lock);
+        exec->hh.tbl = NULL;
+        if (!find_exec(exec->handle))
+                HASH_ADD_PTR(execs, handle, exec);
+        if (exec->hh.tbl)
+                count(exec, 1);
+        else
+                free(exec);
         gr_unlock(&lock);
 }
 
-/* After an instantiation. Without memory for the entry its launches are not checked, and are charged afterwards. */
+/*
+ * After an instantiation. Without memory for the entry it is not counted, its launches are not checked, and are charged
+ * afterwards.
+ */
 static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph)
 {
         struct walk walk = {.device = -1};
+        struct gr_context *context;
         GR_KEEP_ERRNO;
         struct exec *exec;
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
-        GR_NO_CANCEL;    /* the driver is asked about each node */
-        forget(*handle); /* that of a graph which was destroyed by a call that no hook has seen */
-        if (gr_overhead_counted() && gr_context_current())
-                gr_overhead_look(gr_context_current()->device, GR_OVERHEAD_AGE_NS);
+        GR_NO_CANCEL;        /* the driver is asked about each node */
+        free(take(*handle)); /* that of a graph which was destroyed by a call that no hook has seen */
+        context = gr_context_current();
+        if (gr_overhead_counted() && context)
+                gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);
         if (!gr_graph_memory_in_use() || !gr_real.cuGraphGetNodes || !gr_real.cuGraphNodeGetType ||
             !gr_real.cuGraphMemAllocNodeGetParams || !gr_real.cuGraphMemFreeNodeGetParams ||
             !gr_real.cuGraphChildGraphNodeGetGraph)
-                goto out;
+                goto looked;
         look_through(graph, &walk);
         free(walk.live);
-        exec = walk.peak_bytes && gr_device_use(walk.device) ? calloc(1, sizeof(*exec)) : NULL;
+looked:
+        exec = calloc(1, sizeof(*exec));
         if (!exec)
-                goto out;
+                return result;
         exec->handle = *handle;
-        exec->device = gr_device_get(walk.device);
-        exec->need_bytes = gr_footprint_bytes(walk.peak_bytes);
-        gr_lock(&lock);
-        assert(!find_exec(*handle));
-        HASH_ADD_PTR(execs, handle, exec);
-        if (exec->hh.tbl)
-                atomic_fetch_add(&exec_count, 1);
-        else
-                free(exec);
-        gr_unlock(&lock);
-out:
+        exec->counts_on = context ? context->device : NULL;
+        if (walk.peak_bytes && gr_device_use(walk.device)) {
+                exec->device = gr_device_get(walk.device);
+                exec->need_bytes = gr_footprint_bytes(walk.peak_bytes);
+        }
+        put(exec);
         return result;
 }
 
@@ -468,12 +493,27 @@ static int attempt_instantiation(void *arg)
         return gr_errno_of(of->result);
 }
 
+/* Before an instantiation: the device on which what the driver takes for it is measured. NULL: it is not. */
+static struct gr_device *measured(void)
+{
+        GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
+        struct gr_context *context = gr_shim_ready() ? gr_context_current() : NULL;
+
+        return context && gr_overhead_before(context->device) ? context->device : NULL;
+}
+
 static CUresult instantiate(struct instantiation *of)
 {
+        struct gr_device *device;
+
         if (!of->first && !of->with_flags && !of->with_params)
                 return CUDA_ERROR_NOT_FOUND;
+        device = measured();
         if (attempt_instantiation(of) == -ENOMEM)
                 climb(attempt_instantiation, of);
+        if (device)
+                gr_overhead_made(device);
         return instantiated(of->result, of->exec, of->graph);
 }
 
@@ -555,11 +595,17 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, 
 /* Forgotten first: as soon as it is destroyed, another graph may get the same handle. */
 GR_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle)
 {
+        struct exec *exec;
         CUresult result;
         GR_KEEP_ERRNO;
+        GR_NO_CANCEL; /* what was taken is put back or freed */
 
-        forget(handle);
+        exec = take(handle);
         result = GR_REAL(cuGraphExecDestroy, handle);
+        if (exec && result != CUDA_SUCCESS)
+                put(exec);
+        else
+                free(exec);
         if (gr_shim_ready() && gr_graph_holds_are_over(&gr_core))
                 gr_pool_collect(&gr_core);
         return result;

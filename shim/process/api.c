@@ -223,10 +223,12 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *rung, uint64_t want
 #define PUBLIC                            +1
 #define INTERNAL                          +0
 #define GR_FIGURE(name, kind, where, ...) where
+#define GR_FIGURE_NUMBER(name, ...)       +1
 enum {
         PUBLIC_FIGURES = 0
 #include "account/figures.def"
 };
+#undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
 #undef INTERNAL
 #undef PUBLIC
@@ -266,7 +268,9 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
 #define PUBLIC(name) status.name##_bytes = figures[GR_FIGURE_##name];
 #define INTERNAL(name)
 #define GR_FIGURE(name, kind, where, ...) where(name)
+#define GR_FIGURE_NUMBER(name, ...)       status.name = figures[GR_FIGURE_##name];
 #include "account/figures.def"
+#undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
 #undef INTERNAL
 #undef PUBLIC

@@ -2,7 +2,7 @@
  * A stand-in for NVIDIA's management library over the simulated device of the same process. GRNVML says what it hides:
  * "hidden" lists no process, as in another pid namespace; "stranger" lists a small one of another with our number;
  * "more" lists us with what a module takes besides; "nameless" tells no card's UUID; "short" tells too short a one; "far"
- * numbers the cards from 64 on. Built as GRNVML_OLD it is as it was before the second form of the figures of memory, and
+ * numbers the cards from 64 on; "slow" takes 20 ms to list processes. Built as GRNVML_OLD it is as it was before the second form of the figures of memory, and
  * before indices.
  */
 #include <dlfcn.h>
@@ -231,6 +231,8 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struc
         unsigned room = *count, listed = strcmp(mode(), "hidden") == 0 ? 0 : OTHERS + 1;
         unsigned long long more = strcmp(mode(), "more") == 0 ? MORE_BYTES : 0;
 
+        if (strcmp(mode(), "slow") == 0)
+                usleep(20000);
         *count = listed;
         if (room < listed)
                 return INSUFFICIENT;

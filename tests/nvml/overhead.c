@@ -6,6 +6,8 @@
  *   overhead one RESULT   the same with another limit: what the load of one module returns
  *   overhead beside       likewise: what the driver takes beside all calls counts from the next allocation on
  *   overhead graph        where it counts it is measured when a graph is made executable, else NVML is left alone
+ *   overhead executables  with GRSIM_EXECUTABLE=2MiB: what the driver takes for executable graphs is told
+ *   overhead known NUMBER likewise, where NVML's answers take 20 ms or there are none: so many bytes are known of many
  *   overhead allocations  with the limit alone: it does not, and is told
  *   overhead little       where NVML says less than is charged by a little: the driver has nothing
  *   overhead pool         what a pool gave back unnoticed is not the driver's either
@@ -26,6 +28,9 @@
 #define CONTEXT (100 * MIB)
 #define MODULE  (32 * MIB)
 #define BLOCK   (4 * MIB)
+
+#define EXECUTABLE (2 * MIB)
+#define STRANGER   4096 /* as in nvml.c */
 
 enum { MOST = 128 };
 
@@ -49,7 +54,7 @@ static size_t available(void)
         return free_bytes;
 }
 
-static uint64_t told(void)
+static struct gpureclaim_status status(void)
 {
         struct gpureclaim_status status = {.struct_bytes = sizeof status};
         void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
@@ -57,7 +62,12 @@ static uint64_t told(void)
 
         memcpy(&get, &found, sizeof get);
         GR_CHECK(get && get(0, &status) == 0);
-        return status.driver_bytes;
+        return status;
+}
+
+static uint64_t told(void)
+{
+        return status().driver_bytes;
 }
 
 /* Allocates blocks until one is refused, most at most, and frees them into the cache. Returns their bytes. */
@@ -158,6 +168,98 @@ static void graph(void)
         GR_CHECK_EQ(told(), CONTEXT + (getenv("GPURECLAIM_LIMIT_INCLUDES") ? MODULE : 0));
 }
 
+/* Makes executables until so many were seen to take memory; those that follow another too soon are not measured. */
+static size_t make(CUgraphExec *execs, size_t count, size_t seen)
+{
+        size_t was = status().executables, made = 0;
+        CUgraph empty;
+
+        GR_MUST(cuGraphCreate(&empty, 0));
+        while (seen > 0 && made < count) {
+                uint64_t before = status().executable_bytes, after;
+
+                usleep(20000);
+                GR_MUST(cuGraphInstantiate(&execs[made++], empty, 0));
+                after = status().executable_bytes;
+                GR_CHECK_EQ(status().executables, was + made);
+                GR_CHECK(after == before || after == before + EXECUTABLE);
+                seen -= after > before;
+        }
+        GR_CHECK_EQ(seen, 0);
+        GR_MUST(cuGraphDestroy(empty));
+        return made;
+}
+
+static void executables(void)
+{
+        static CUgraphExec execs[4096];
+        size_t made, room = sizeof execs / sizeof execs[0];
+        CUcontext first, second;
+        CUmodule module;
+        uint64_t known;
+        CUgraph empty;
+
+        GR_CHECK_EQ(status().executables, 0);
+        GR_CHECK_EQ(status().executable_bytes, 0);
+        made = make(execs, room, 2);
+        GR_MUST(cuModuleLoadData(&module, "image")); /* no part of it */
+        made += make(execs + made, room - made, 1);
+        known = status().executable_bytes;
+        GR_CHECK_EQ(known, 3 * EXECUTABLE);
+        GR_CHECK_EQ(used(), CONTEXT + MODULE + made * EXECUTABLE);
+        /* A graph that stays executable, and one of an unknown handle. */
+        GR_CHECK_EQ(cuGraphExecDestroy(execs[0]), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        GR_CHECK_EQ(status().executables, made);
+        GR_CHECK(cuGraphExecDestroy(NULL) != CUDA_SUCCESS);
+        GR_CHECK_EQ(status().executables, made);
+        /* The driver keeps the memory for the next ones. */
+        for (size_t i = 0; i < made; i++)
+                GR_MUST(cuGraphExecDestroy(execs[i]));
+        GR_CHECK_EQ(status().executables, 0);
+        GR_CHECK_EQ(status().executable_bytes, known);
+        GR_MUST(cuGraphCreate(&empty, 0));
+        for (size_t i = 0; i < made; i++)
+                GR_MUST(cuGraphInstantiate(&execs[i], empty, 0));
+        GR_CHECK_EQ(status().executables, made);
+        GR_CHECK_EQ(status().executable_bytes, known);
+        /* One that could not be made is none, and one without a context is nowhere. */
+        GR_CHECK(cuGraphInstantiate(&execs[made], NULL, 0) != CUDA_SUCCESS);
+        GR_MUST(cuCtxPopCurrent(&first));
+        GR_MUST(cuGraphInstantiate(&execs[made], empty, 0));
+        GR_MUST(cuCtxPushCurrent(first));
+        GR_CHECK_EQ(status().executables, made);
+        GR_MUST(cuGraphExecDestroy(execs[made]));
+        GR_CHECK_EQ(status().executables, made);
+        /* With a context goes what it had, and nobody knows how much that was. */
+        GR_MUST(cuCtxCreate(&second, NULL, 0, 0));
+        GR_MUST(cuCtxDestroy(second));
+        GR_CHECK_EQ(status().executable_bytes, 0);
+        made += make(execs + made, room - made, 1);
+        GR_CHECK_EQ(status().executable_bytes, EXECUTABLE);
+        /* It is never more than all that the driver has: here what NVML says of the stranger. */
+        setenv("GRNVML", "stranger", 1);
+        for (int i = 0; status().executable_bytes > STRANGER && made < room && i < 2000; i++) {
+                usleep(20000);
+                GR_MUST(cuGraphInstantiate(&execs[made++], empty, 0));
+        }
+        GR_CHECK_EQ(status().executable_bytes, STRANGER);
+}
+
+/* One right after the other, and NVML is slow or knows nothing. */
+static void known(uint64_t bytes)
+{
+        enum { EXECS = 50 };
+        CUgraphExec execs[EXECS];
+        CUgraph empty;
+
+        GR_MUST(cuGraphCreate(&empty, 0));
+        for (int i = 0; i < EXECS; i++)
+                GR_MUST(cuGraphInstantiate(&execs[i], empty, 0));
+        GR_CHECK_EQ(status().executables, EXECS);
+        GR_CHECK_EQ(status().executable_bytes, bytes);
+        GR_CHECK(bytes == UINT64_MAX || told() == CONTEXT + EXECS * EXECUTABLE);
+}
+
 int main(int argc, char **argv)
 {
         const char *mode = argc > 1 ? argv[1] : "";
@@ -182,6 +284,14 @@ int main(int argc, char **argv)
         }
         if (strcmp(mode, "graph") == 0) {
                 graph();
+                return GR_CHECK_RESULT();
+        }
+        if (strcmp(mode, "executables") == 0) {
+                executables();
+                return GR_CHECK_RESULT();
+        }
+        if (strcmp(mode, "known") == 0) {
+                known(argc > 2 ? strtoull(argv[2], NULL, 10) : UINT64_MAX);
                 return GR_CHECK_RESULT();
         }
         if (strcmp(mode, "one") == 0) {

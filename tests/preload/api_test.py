@@ -46,6 +46,7 @@ def main():
     held.append(allocate(200 * MIB))
     status = gpureclaim.status()
     assert status["live_bytes"] == 200 * MIB, status
+    assert status["executables"] == 0 and status["executable_bytes"] == 0, status
     assert status["hard_limit_bytes"] == 256 * MIB and status["soft_limit_bytes"] is None, status
     block = allocate(200 * MIB)  # only what the hook gives up makes room
     assert block and not held

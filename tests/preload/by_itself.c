@@ -316,6 +316,7 @@ void test_graph_memory(void)
         CUstream stream;
         uint64_t live;
         CUdeviceptr p;
+        CUgraphExec exec;
         CUgraph graph;
 
         gt_open(&gt);
@@ -328,6 +329,11 @@ void test_graph_memory(void)
         GR_CHECK_EQ(status().graph_bytes, 0);
         GR_MUST(cuMemFree(p));
         GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_CHECK_EQ(status().executables, 0);
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_CHECK_EQ(status().executables, 1);
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_CHECK_EQ(status().executables, 0);
         GR_CHECK_EQ(status().live_bytes, live);
         GR_CHECK_EQ(status().graph_bytes, 16 * MIB);
         GR_CHECK_EQ(status().cached_bytes, 0);

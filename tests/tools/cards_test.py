@@ -89,6 +89,17 @@ def what_is_not_ours(scene):
     words = "beside it: 64.000 MiB imported from other processes\n    peak: 150.000 MiB reserved\n    limits: none\n"
     scene.check(words in out, f"imported, in words: {out}")
     scene.check(process.ask("close") == 0 and until(lambda: imported(0)), "and gone")
+    # Executable graphs have a line of their own; in this process nobody knows what the driver took for them.
+    scene.check("executable" not in out, f"there are no executable graphs: {out}")
+    scene.check(process.ask("graph", 0) == 0 and process.ask("graph", 0) == 0, "graphs can be made executable")
+
+    def executables(*wanted):
+        found = status(scene, **nvml)
+        return found and [found[0]["processes"][0][name] for name in ("executables", "executable_bytes")] == [*wanted]
+
+    scene.check(until(lambda: executables(2, None)), f"executable graphs are told: {status(scene, **nvml)}")
+    code, out, _ = scene.run("status", **nvml)
+    scene.check("\n    executable graphs: 2, memory not known\n" in out, f"executable graphs, in words: {out}")
     # Who is there by the management library's list, which does not fit into its first try; 40 MiB are the context's.
     listing = os.path.join(scene.folder, "processes")
     with open(listing, "w", encoding="ascii") as file:
@@ -129,6 +140,10 @@ def what_is_not_ours(scene):
         return found and found[0]["processes"][0]["driver_bytes"] == 40 * MIB
 
     scene.check(until(told), f"a member's own figure: {status(scene)}")
+    scene.check(looker.ask("graph", 0) == 0 and until(lambda: executables(1, 0)), f"and its graphs: {status(scene)}")
+    code, out, _ = scene.run("status")
+    words = "beside it: 40.000 MiB the driver's own\n    executable graphs: 1, at least 0 B the driver's own\n"
+    scene.check(words in out, f"its graphs, in words: {out}")
     looker.end()
 
 

@@ -72,7 +72,7 @@ class Process:
 
     def ask(self, *words):
         """"alloc DEVICE MIB", "free", "open DEVICE MIB" (another's memory) and "close" answer the driver's result,
-        "total DEVICE" MiB."""
+        as "graph DEVICE" (makes one executable) does, "total DEVICE" MiB."""
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
@@ -133,6 +133,12 @@ def _program():
         elif word == "close":
             while opened and result == 0:
                 result = driver.cuDestroyExternalMemory(opened.pop())
+        elif word == "graph":
+            graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+            use(int(arguments[0]))
+            result = driver.cuGraphCreate(ctypes.byref(graph), 0)
+            if result == 0:
+                result = driver.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
         elif word == "total":
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             use(int(arguments[0]))

@@ -54,7 +54,9 @@ static void test_layout(void)
         GR_CHECK_EQ(GR_FIGURE_waiting, 8);
         GR_CHECK_EQ(GR_FIGURE_driver, 9);
         GR_CHECK_EQ(GR_FIGURE_imported, 10);
-        GR_CHECK_EQ(GR_SHARED_FIGURES, 11);
+        GR_CHECK_EQ(GR_FIGURE_executables, 11);
+        GR_CHECK_EQ(GR_FIGURE_executable, 12);
+        GR_CHECK_EQ(GR_SHARED_FIGURES, 13);
 }
 
 /* Valid magic, everything behind it anything. */

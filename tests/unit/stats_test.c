@@ -237,6 +237,23 @@ static void test_figures(void)
         gr_budget_uncharge(&core.devices[0], GR_MEMORY_DRIVER, 6 * MIB);
         atomic_store(&core.devices[0].spilled_bytes, 0);
 
+        /* Executable graphs have a line of their own, also when only what the driver took for them is left. */
+        GR_CHECK(strstr(text_now(), "executable") == NULL);
+        GR_CHECK(strstr(json_now(), "\"executables\":0,\"executable_bytes\":0,") != NULL);
+        atomic_store(&core.devices[0].executables, 20);
+        atomic_store(&core.devices[0].executable_bytes, 48 * MIB);
+        GR_CHECK(strstr(text_now(), "\n    executable graphs: 20, at least 48.000 MiB the driver's own\n") != NULL);
+        GR_CHECK(strstr(json_now(), "\"executables\":20,\"executable_bytes\":50331648,") != NULL);
+        atomic_store(&core.devices[0].executables, 0);
+        GR_CHECK(strstr(text_now(), "    executable graphs: 0, at least 48.000 MiB the driver's own\n") != NULL);
+        atomic_store(&core.devices[0].executable_bytes, UINT64_MAX);
+        GR_CHECK(strstr(text_now(), "executable") == NULL);
+        atomic_store(&core.devices[0].executables, 1);
+        GR_CHECK(strstr(text_now(), "    executable graphs: 1, memory not known\n") != NULL);
+        GR_CHECK(strstr(json_now(), "\"executables\":1,\"executable_bytes\":null,") != NULL);
+        atomic_store(&core.devices[0].executables, 0);
+        atomic_store(&core.devices[0].executable_bytes, 0);
+
         GR_CHECK_EQ(gr_budget_charge(core.host, GR_MEMORY_HOST, 3 * MIB), 0);
         gr_budget_cache(core.host, MIB);
         GR_CHECK(strstr(text_now(), "pinned host memory: 3.000 MiB, of it 1.000 MiB cached") != NULL);

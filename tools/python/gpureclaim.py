@@ -50,6 +50,8 @@ class _Status(ctypes.Structure):  # struct gpureclaim_status
             "driver_bytes",
             "imported_bytes",
             "graph_bytes",
+            "executables",
+            "executable_bytes",
         )
     ]
 
@@ -94,7 +96,7 @@ def version():
 
 
 def status(device=0):
-    """What this process holds of a device, as a dict of bytes; None where a limit is not set or a figure unknown."""
+    """What this process holds of a device, as a dict of bytes and one count; None where a limit is not set or a figure unknown."""
     result = _Status(struct_bytes=ctypes.sizeof(_Status))
     _check(_need().gpureclaim_status(device, ctypes.byref(result)), f"device {device}")
     values = {name: getattr(result, name) for name, _ in _Status._fields_[1:]}

@@ -89,6 +89,7 @@ static void tear_down(CUcontext ctx)
         sim_heap_free_context(ctx);
         sim_ipc_close_context(ctx);
         sim_heap_uncharge(ctx->device, sim_config()->context_bytes);
+        sim_graph_forget_context(ctx);
         sim_arrays_forget_context(ctx);
 }
 

@@ -250,6 +250,7 @@ static void read_environment(void)
         }
         read_own("GRSIM_CONTEXT", &config.context_bytes);
         read_own("GRSIM_MODULE", &config.module_bytes);
+        read_own("GRSIM_EXECUTABLE", &config.executable_bytes);
         value = getenv("GRSIM_PITCH");
         if (value) {
                 if (read_size(value, &bytes) && bytes > 0)

@@ -17,9 +17,10 @@ struct CUgraphExec_st {
         unsigned long long flags;
         struct sim_node *last; /* the end of the last launch: launches of one executable graph run one after another */
         CUgraphExec next;
-        size_t need; /* bytes that its nodes hold at their peak */
-        int device;  /* of that memory */
-        bool has_it; /* need is reserved: from its first upload or launch until a trim */
+        size_t need;   /* bytes that its nodes hold at their peak */
+        int device;    /* of that memory */
+        CUcontext ctx; /* whose memory for executable graphs it takes a part of; NULL: none */
+        bool has_it;   /* need is reserved: from its first upload or launch until a trim */
         CUgraphExec made_before;
 };
 
@@ -117,6 +118,39 @@ static void drop_memory(CUgraphExec exec)
         if (exec->has_it)
                 graph_memory[exec->device].used -= exec->need;
         exec->has_it = false;
+}
+
+/*
+ * An instantiation takes memory of the current context, which keeps it for its next executable graphs (measured, driver
+ * 580: docs/measurements.md, graph-executables).
+ */
+static bool take_part(CUgraphExec exec)
+{
+        size_t bytes = sim_config()->executable_bytes;
+
+        if (sim_current(&exec->ctx) != CUDA_SUCCESS)
+                exec->ctx = NULL;
+        if (!exec->ctx || !bytes)
+                return true;
+        if (exec->ctx->executables == exec->ctx->executables_high) {
+                if (!sim_heap_charge(exec->ctx->device, bytes))
+                        return false;
+                exec->ctx->executables_high++;
+        }
+        exec->ctx->executables++;
+        return true;
+}
+
+void sim_graph_forget_context(CUcontext ctx)
+{
+        for (CUgraphExec exec = made; exec; exec = exec->made_before)
+                if (exec->ctx == ctx)
+                        exec->ctx = NULL;
+        while (ctx->executables_high > 0) {
+                ctx->executables_high--;
+                sim_heap_uncharge(ctx->device, sim_config()->executable_bytes);
+        }
+        ctx->executables = 0;
 }
 
 CUgraph sim_graph_new(void)
@@ -478,7 +512,7 @@ static CUresult instantiate(CUgraphExec *ret_exec, CUgraph graph, unsigned long 
 
                 *exec = (struct CUgraphExec_st){
                         .magic = MAGIC_EXEC, .graph = sim_graph_new(), .flags = flags, .made_before = before};
-                if (exec->graph && sim_graph_add_graph(exec->graph, graph, &none, &all)) {
+                if (exec->graph && sim_graph_add_graph(exec->graph, graph, &none, &all) && take_part(exec)) {
                         measure(exec);
                         *ret_exec = exec;
                 } else {
@@ -592,6 +626,9 @@ static void destroy(CUgraphExec exec)
 {
         exec->magic = 0;
         drop_memory(exec);
+        if (exec->ctx && exec->ctx->executables > 0)
+                exec->ctx->executables--;
+        exec->ctx = NULL;
         sim_graph_free(exec->graph);
         sim_node_replace(&exec->last, NULL);
         exec->next = dead_execs;

@@ -6,6 +6,7 @@
  *   CUDA_VISIBLE_DEVICES=1,0     which of them, in which order, by number
  *   GRSIM_MEMORY=8GiB            of each device; default 4GiB
  *   GRSIM_CONTEXT=512MiB         what a context takes of its device, and a module (GRSIM_MODULE=8MiB); default 0
+ *   GRSIM_EXECUTABLE=2MiB        what an executable graph takes; kept for the next ones until a context ends; default 0
  *   GRSIM_PITCH=1KiB             rows of pitched memory take a multiple of this; default 512
  *   GRSIM_RDMA=1                 the devices are capable of GPUDirect RDMA; default 0
  *   GRSIM_SHARED=/path           all processes that name this file share the cards; else each has cards of its own

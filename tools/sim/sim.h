@@ -103,12 +103,12 @@ CUresult sim_enter(enum sim_symbol symbol, bool early);
 /* The configuration from the environment, read once at cuInit. */
 struct sim_config {
         int devices;
-        int physical[SIM_MAX_DEVICES];      /* which card a device is: CUDA_VISIBLE_DEVICES */
-        size_t memory_bytes;                /* per device, a multiple of SIM_PAGE_BYTES */
-        size_t context_bytes, module_bytes; /* what a context and a module take */
-        size_t pitch_bytes;                 /* of pitched memory: a row takes a multiple; not 0 */
-        bool rdma;                          /* the devices are capable of GPUDirect RDMA */
-        const char *shared;                 /* file of a card shared with other processes, or NULL */
+        int physical[SIM_MAX_DEVICES];                        /* which card a device is: CUDA_VISIBLE_DEVICES */
+        size_t memory_bytes;                                  /* per device, a multiple of SIM_PAGE_BYTES */
+        size_t context_bytes, module_bytes, executable_bytes; /* what a context, a module, an executable graph take */
+        size_t pitch_bytes;                                   /* of pitched memory: a row takes a multiple; not 0 */
+        bool rdma;                                            /* the devices are capable of GPUDirect RDMA */
+        const char *shared;                                   /* file of a card shared with other processes, or NULL */
 };
 const struct sim_config *sim_config(void);
 bool sim_symbol_missing(const char *name); /* GRSIM_MISSING names it */
@@ -246,8 +246,9 @@ struct CUctx_st {
                 greens;     /* retained: of a primary context the retains, greens among them; of others the attaches */
         CUcontext green_of; /* of a green context: the primary one, whose memory and kernels it uses */
         CUstream streams, legacy;
-        struct sim_node *barrier;    /* all work submitted later comes after this */
-        struct sim_node *orphans[2]; /* work of destroyed streams: blocking, non-blocking */
+        struct sim_node *barrier;             /* all work submitted later comes after this */
+        struct sim_node *orphans[2];          /* work of destroyed streams: blocking, non-blocking */
+        size_t executables, executables_high; /* executable graphs now, and for how many it has memory */
         CUcontext next;
 };
 
@@ -508,6 +509,7 @@ bool sim_is_graph(CUgraph graph); /* lock held */
 /* Appends; takes over op and copies the frontier. NULL when out of host memory. */
 CUgraphNode sim_graph_add(CUgraph graph, const struct sim_op *op, const struct sim_frontier *after);
 void sim_graph_free(CUgraph graph);
+void sim_graph_forget_context(CUcontext ctx); /* what it kept for executable graphs goes back */
 /*
  * Appends all of child behind `after`. Returns the last node added, NULL when out of host memory; ret_all, the caller's
  * to clear, names the nodes that came from child. The graph gets references of child's user objects, too.
