@@ -57,6 +57,7 @@ static uint64_t last_bytes[GR_DEVICES_MAX] GR_GUARDED_BY(lock); /* overhead as s
 #define SAVED_NS UINT64_C(10000000000)
 
 static _Atomic uint64_t paid_ns; /* the time until then is spent */
+static _Atomic bool nvml_wanted;
 
 /* Lock held. */
 GR_HELD(lock) static void *card(struct gr_device *device, struct look *look)
@@ -162,7 +163,6 @@ static bool look_for_executables(struct gr_device *device, bool made)
         GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_CONTEXTS);
-        gr_nvml_find(); /* without the lock, as above; what that takes, once, would stop measuring for too long */
         begin_ns = gr_driver.now_ns();
         gr_lock(&lock);
         taken = atomic_load(&device->executable_bytes);
@@ -182,10 +182,21 @@ static bool look_for_executables(struct gr_device *device, bool made)
         return known;
 }
 
+void gr_overhead_prepare(void)
+{
+        if (atomic_load(&nvml_wanted) && atomic_exchange(&nvml_wanted, false))
+                gr_nvml_find();
+}
+
 bool gr_overhead_before(struct gr_device *device)
 {
         uint64_t now = gr_driver.now_ns(), paid = atomic_load(&paid_ns);
 
+        if (!gr_nvml_is_sought()) { /* its loading may wait for a thread that waits for this one */
+                atomic_store(&nvml_wanted, true);
+                gr_core.wake(&gr_core);
+                return false;
+        }
         if (paid > now)
                 return false;
         if (now - paid > SAVED_NS)

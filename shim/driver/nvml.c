@@ -70,6 +70,11 @@ GR_HELD(lock) static void keep(const struct nvml *found)
         atomic_store_explicit(&sought, true, memory_order_release);
 }
 
+bool gr_nvml_is_sought(void)
+{
+        return atomic_load_explicit(&sought, memory_order_acquire);
+}
+
 bool gr_nvml_find(void)
 {
         GR_KEEP_ERRNO;

@@ -25,6 +25,9 @@ struct gr_nvml_memory {
  */
 bool gr_nvml_find(void);
 
+/* Whether that was done before, so that it costs nothing. */
+bool gr_nvml_is_sought(void);
+
 /* The card, or MIG instance, with this UUID (36 characters without a prefix). Valid as long as the process lives. */
 int gr_nvml_device(const char *uuid, void **ret_device);
 
