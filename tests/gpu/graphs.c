@@ -241,6 +241,45 @@ static void what_it_becomes(void)
         GR_MUST(cuGraphDestroy(graph));
         GR_MUST(cuGraphDestroy(other));
         must_harm_nobody(exec, MIB, "an executable that was updated");
+
+        graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
+        if (cuGraphInstantiate(&exec, graph, CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) == CUDA_SUCCESS) {
+                GR_MUST(cuGraphUpload(exec, stream));
+                GR_MUST(cuStreamSynchronize(stream));
+                GR_MUST(cuGraphDestroy(graph));
+                must_harm_nobody(exec, MIB, "an executable that kernels can launch");
+        } else {
+                GR_MUST(cuGraphDestroy(graph)); /* not with this device */
+        }
+}
+
+/* Captured into the body of a conditional node. The simulated device has none. */
+static void a_conditional_body(void)
+{
+        __typeof__(cuGraphConditionalHandleCreate) *create = GT_OPTIONAL(cuGraphConditionalHandleCreate);
+        __typeof__(cuStreamBeginCaptureToGraph) *begin_to = GT_OPTIONAL(cuStreamBeginCaptureToGraph);
+        __typeof__(cuGraphAddNode) *add = GT_OPTIONAL(cuGraphAddNode);
+        CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL};
+        CUgraphConditionalHandle handle;
+        CUgraph graph, body;
+        CUgraphNode node;
+        CUdeviceptr p;
+
+        if (!create || !begin_to || !add)
+                return;
+        GR_MUST(cuGraphCreate(&graph, 0));
+        GR_MUST(create(&handle, graph, gt.ctx, 1, CU_GRAPH_COND_ASSIGN_DEFAULT));
+        params.conditional.handle = handle;
+        params.conditional.type = CU_GRAPH_COND_TYPE_IF;
+        params.conditional.size = 1;
+        params.conditional.ctx = gt.ctx;
+        GR_MUST(add(&node, graph, NULL, NULL, 0, &params));
+        GR_MUST(begin_to(stream, params.conditional.phGraph_out[0], NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuMemAlloc(&p, MIB));
+        GR_MUST(gt_fill(&gt, stream, p, 7, MIB / 4));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuStreamEndCapture(stream, &body));
+        must_harm_nobody(executable(graph), MIB, "the body of a conditional node");
 }
 
 enum { LINKS = 40 };
@@ -663,6 +702,7 @@ int main(int argc, char **argv)
                 beside_the_capture();
                 of_two_captures();
                 what_it_becomes();
+                a_conditional_body();
                 a_chain();
                 a_fork();
                 what_later_work_waits_for();
