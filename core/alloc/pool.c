@@ -14,6 +14,7 @@
 #include "cache/preallocate.h"
 #include "fence/fence.h"
 #include "host/spill.h"
+#include "reclaim/trim.h"
 #include "segment/slack.h"
 #include "segment/split.h"
 
@@ -436,8 +437,8 @@ void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
 }
 
 /*
- * Frees what is parked in a shared hold of graph segments. in_order: only the graphs that share it have used it, one
- * after the other, so it needs no fence.
+ * Frees what is parked in the hold of graph segments. in_order: only work in the order of the capture, or of the graphs
+ * that share the memory, has used it, so it needs no fence.
  */
 static void unpark(struct gr_graph_hold *hold, bool in_order, bool ends)
 {
@@ -453,34 +454,18 @@ static void unpark(struct gr_graph_hold *hold, bool in_order, bool ends)
         }
 }
 
-struct graph_request {
-        struct gr_context *context;
-        size_t bytes;
-        struct gr_block *block;
-};
-
-static int grow_for_graph(void *arg)
+/*
+ * A block of the graph segments for a capture; NULL: there is no memory for it, or none can be mapped. Then the request
+ * is served as any other, and climbs the ladder.
+ */
+static struct gr_block *take_for_graph(struct gr_context *context, size_t bytes)
 {
-        struct graph_request *request = arg;
+        struct gr_block *block = gr_split_take_for_graph(context, bytes);
+        int rc = block ? 0 : gr_split_grow_for_graph(context, bytes, &block);
 
-        return gr_split_grow_for_graph(request->context, request->bytes, &request->block);
-}
-
-/* A block of the graph segments; NULL: there is no memory for it, or none can be mapped. */
-static struct gr_block *take_shared(struct gr_context *context, size_t bytes)
-{
-        struct graph_request request = {.context = context, .bytes = bytes};
-        int rc;
-
-        if (bytes > GR_BLOCK_MAX_BYTES || !gr_pool_kind_is_split(context) || gr_fence_is_broken(context->fence))
-                return NULL;
-        request.block = gr_split_take_for_graph(context, bytes);
-        if (request.block)
-                return request.block;
-        rc = grow_for_graph(&request);
-        if (rc == -ENOMEM || rc == -EDQUOT)
-                rc = gr_ladder_climb_for(context, bytes, grow_for_graph, &request, rc);
-        return rc ? NULL : request.block;
+        if ((rc == -ENOMEM || rc == -EDQUOT) && gr_trim(context, bytes) > 0)
+                rc = gr_split_grow_for_graph(context, bytes, &block);
+        return rc ? NULL : block;
 }
 
 bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, bool single_stream, size_t bytes,
@@ -488,10 +473,11 @@ bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, 
 {
         struct gr_block *block = NULL;
 
-        if (hold->shared) {
+        if (bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_is_split(context) && !gr_fence_is_broken(context->fence) &&
+            (hold->shared || (single_stream && gr_split_own_graphs(context, hold->number)))) {
                 if (single_stream)
                         unpark(hold, true, false);
-                block = take_shared(context, bytes);
+                block = take_for_graph(context, bytes);
         }
         if (!block && single_stream)
                 block = gr_graph_hold_take(hold, context, bytes);
@@ -501,10 +487,26 @@ bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, 
         return hand_out_by_ledger(block, bytes, ret_ptr);
 }
 
-void gr_pool_share(struct gr_graph_hold *hold, bool single_stream)
+/* What the capture has freed in the graph segments of a context is parked. */
+static bool keep_one(struct gr_context *context, void *arg)
+{
+        struct gr_graph_hold *hold = arg;
+        struct gr_block *block, *next;
+
+        for (block = gr_split_keep(context, hold->number); block; block = next) {
+                next = block->next;
+                block->hold = hold->number;
+                gr_graph_hold_park(hold->core, block); /* the caller is a user */
+        }
+        return true;
+}
+
+void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream)
 {
         if (hold->shared)
                 unpark(hold, single_stream, true);
+        else
+                gr_context_each(hold->core, -1, keep_one, hold);
 }
 
 static bool collect_one(struct gr_context *context, void *arg)

@@ -71,7 +71,7 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
                 return false;
         gr_lock(&core->holds_lock);
         LL_SEARCH_SCALAR(core->holds, hold, number, block->hold);
-        if (hold && atomic_load(&hold->users) > 0 && !(hold->ended && block->flags & GR_BLOCK_GRAPH)) {
+        if (hold && atomic_load(&hold->users) > 0 && !(hold->shared && hold->ended && block->flags & GR_BLOCK_GRAPH)) {
                 block->next = hold->parked;
                 hold->parked = block;
                 count(block, 1);
@@ -121,7 +121,8 @@ struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold, bool ends)
                 }
                 *at = block->next;
                 count(block, -1);
-                block->hold = 0;
+                if (hold->shared)
+                        block->hold = 0;
                 LL_PREPEND(all, block);
         }
         gr_unlock(&hold->core->holds_lock);

@@ -164,7 +164,7 @@ static uint64_t idle_run(struct gr_context *context, const struct gr_range *rang
 static struct gr_range *idle_range(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes,
                                    uint64_t *ret_at, uint64_t *ret_bytes)
 {
-        for (int kind = 0; kind < GR_EXPANDABLE_KINDS; kind++) {
+        for (int kind = GR_EXPANDABLE_KINDS; kind-- > 0;) { /* small requests' first */
                 const struct gr_free_lists *lists = &context->split->free[kind];
                 struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
 
@@ -313,7 +313,8 @@ bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, ui
 /* Whether memory is mapped at range and no thread is mapping or returning it. */
 static bool is_settled(const struct gr_range *range)
 {
-        return range->state != GR_RANGE_BUSY && range->state != GR_RANGE_HOLE && range->state != GR_RANGE_STALE;
+        return range->state != GR_RANGE_BUSY && range->state != GR_RANGE_HOLE && range->state != GR_RANGE_STALE &&
+               range->state != GR_RANGE_LOST;
 }
 
 /*

@@ -147,6 +147,7 @@ void gr_extent_hole_enter(struct gr_range *range)
         assert((block->ptr | block->capacity_bytes) % GR_PAGE_BYTES == 0);
         assert(!gr_page_is_mapped(gr_page_at(range->segment, block->ptr)));
         block->freed_epoch = 0;
+        block->hold = 0;
         DL_APPEND(range->segment->holes, block);
         if (!range->after)
                 range->segment->end = range;
@@ -195,8 +196,10 @@ void gr_extent_settle(struct gr_split *split, struct gr_range *range, enum gr_ra
                         at += GR_PAGE_BYTES;
                 if (at < end) {
                         next = gr_range_cut(range, at - range->block.ptr);
-                        if (!next)
+                        if (!next) {
+                                gr_range_become(range, GR_RANGE_LOST);
                                 return;
+                        }
                 }
                 if (!mapped)
                         hole_make(range);

@@ -112,7 +112,7 @@ void gr_extent_stick(struct gr_range *range);
 
 /*
  * Cuts a busy range into holes, where nothing is mapped, and ranges in the state `rest` (FREE or STUCK), where memory
- * is. Without host memory for the pieces the remainder stays busy, and is never handed out.
+ * is. Without host memory for the pieces the remainder is LOST.
  */
 void gr_extent_settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest);
 

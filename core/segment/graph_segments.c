@@ -2,10 +2,14 @@
 
 #include <stdatomic.h>
 
+#include <utlist.h>
+
 #include "account/budget.h"
 #include "base/arith.h"
 #include "base/lock.h"
+#include "cache/ledger.h"
 #include "context/context.h"
+#include "fence/fence.h"
 #include "segment/extent.h"
 #include "segment/range.h"
 #include "segment/segments.h"
@@ -22,68 +26,133 @@ static bool is_busy(const struct gr_segment *segment)
         return range;
 }
 
-/*
- * Waits for threads that map or unmap memory of the graph segments: what they do is counted as it was when they began.
- * Their calls of the driver do not wait for the GPU.
- */
+/* Whether a thread maps or unmaps memory of the graph segments: what it does counts as when it began. */
+static bool are_busy(const struct gr_split *split)
+{
+        for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
+                if (split->expandable[kind] && is_busy(split->expandable[kind]))
+                        return true;
+        return false;
+}
+
+static bool differs(const struct gr_split *split, bool held)
+{
+        for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
+                if (split->expandable[kind] && split->expandable[kind]->held != held)
+                        return true;
+        return false;
+}
+
+/* Waits until no thread does. Their calls of the driver do not wait for the GPU. */
 GR_NOT_CHECKED static void wait_for_busy(struct gr_context *context, bool held)
 {
         struct gr_split *split = context->split;
 
-        for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
-                while (split->expandable[kind] && split->expandable[kind]->held != held &&
-                       is_busy(split->expandable[kind])) {
-                        gr_unlock(&split->lock);
-                        context->core->driver->sleep_ns(BUSY_PAUSE_NS);
-                        gr_lock(&split->lock);
-                }
+        while (differs(split, held) && are_busy(split)) {
+                gr_unlock(&split->lock);
+                context->core->driver->sleep_ns(BUSY_PAUSE_NS);
+                gr_lock(&split->lock);
+        }
 }
 
-/* Counts what is free as used, or no longer. */
-static void recount(struct gr_context *context, struct gr_segment *segment, bool held)
+/*
+ * What is free in the segment counts as used, or no longer. With fenced it is then in the open epoch of the fence: work
+ * behind the launches of graphs, which frees in their order say nothing of, may use it.
+ */
+static void recount(struct gr_context *context, struct gr_segment *segment, bool held, bool fenced)
 {
-        uint64_t free_bytes = 0;
+        uint64_t free_bytes = 0, epoch = 0;
+        struct gr_range *range;
 
         segment->held = false;
-        for (struct gr_range *range = segment->first; range; range = range->after)
-                if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING) {
-                        gr_segments_use(context, range, held ? 1 : -1);
+        for (range = segment->first; range; range = range->after)
+                if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING)
                         free_bytes += range->block.capacity_bytes;
-                } else if (range->state == GR_RANGE_STUCK && !held) {
-                        context->split->stuck_epoch = gr_max(context->split->stuck_epoch, range->block.freed_epoch);
+        if (held)
+                gr_budget_add(&context->device->graph_bytes, free_bytes);
+        else if (fenced)
+                epoch = gr_fence_freed(context->fence, free_bytes);
+        for (range = segment->first; range; range = range->after) {
+                if (epoch && range->state == GR_RANGE_WAITING) { /* the newest epoch, so it goes to the end */
+                        struct gr_block *block = &range->block;
+
+                        DL_DELETE(context->split->queue, block);
+                        DL_APPEND(context->split->queue, block);
                 }
+                if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING ||
+                    range->state == GR_RANGE_STALE)
+                        range->block.freed_epoch = gr_max(range->block.freed_epoch, epoch);
+                if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING)
+                        gr_segments_use(context, range, held ? 1 : -1);
+                else if (range->state == GR_RANGE_STUCK && !held)
+                        context->split->stuck_epoch = gr_max(context->split->stuck_epoch, range->block.freed_epoch);
+        }
+        if (!held)
+                gr_budget_add(&context->device->graph_bytes, -free_bytes);
         segment->held = held;
-        gr_budget_add(&context->device->graph_bytes, held ? free_bytes : -free_bytes);
 }
 
-static void recount_all(struct gr_context *context, bool held)
+static void recount_all(struct gr_context *context, bool held, bool fenced)
 {
         struct gr_split *split = context->split;
 
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
                 if (split->expandable[kind] && split->expandable[kind]->held != held)
-                        recount(context, split->expandable[kind], held);
+                        recount(context, split->expandable[kind], held, fenced);
+        if (!held) {
+                DL_CONCAT(split->stale_pages, split->held_pages);
+                split->held_pages = NULL;
+        }
 }
 
 void gr_graph_segments_hold(struct gr_context *context)
 {
         gr_assert_locked(&context->split->lock);
         wait_for_busy(context, true);
-        recount_all(context, true);
+        recount_all(context, true, false);
+}
+
+static bool has_users(struct gr_context *context)
+{
+        return atomic_load(&context->core->graph_users) > 0 || context->split->graph_owner;
 }
 
 void gr_graph_segments_release(struct gr_context *context)
 {
         gr_assert_locked(&context->split->lock);
-        if (atomic_load(&context->core->graph_users) > 0)
-                return;
-        wait_for_busy(context, false);
-        if (atomic_load(&context->core->graph_users) == 0)
-                recount_all(context, false);
+        if (!has_users(context))
+                wait_for_busy(context, false);
+        if (!has_users(context))
+                recount_all(context, false, context->core->config.graph_arena == GR_GRAPH_SHARED);
+}
+
+bool gr_graph_segments_keep(struct gr_context *context, struct gr_block **ret_kept)
+{
+        struct gr_split *split = context->split;
+
+        gr_assert_locked(&split->lock);
+        for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++) {
+                struct gr_range *range = split->expandable[kind] ? split->expandable[kind]->first : NULL, *after;
+
+                for (; range; range = after) {
+                        struct gr_block *block;
+
+                        after = range->after; /* all of the range is carved */
+                        if (range->state != GR_RANGE_FREE || !range->block.hold)
+                                continue;
+                        gr_range_leave(split, range);
+                        block = gr_segments_carve(context, range, range->block.capacity_bytes);
+                        if (!block)
+                                return false;
+                        block->next = *ret_kept;
+                        *ret_kept = block;
+                }
+        }
+        return true;
 }
 
 void gr_graph_segments_end(struct gr_context *context)
 {
         gr_assert_locked(&context->split->lock);
-        recount_all(context, false);
+        recount_all(context, false, false);
 }

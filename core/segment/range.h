@@ -24,6 +24,7 @@ enum gr_range_state {
         GR_RANGE_STUCK,   /* freed, never to be reused */
         GR_RANGE_HOLE,    /* addresses without memory, whole pages, in the list of holes */
         GR_RANGE_STALE,   /* its memory was remapped elsewhere, but work may still use it here; in a list */
+        GR_RANGE_LOST,    /* the driver, or the host for lack of memory, failed: it is never used again */
         GR_RANGE_BUSY,    /* a thread maps or returns its memory; no other thread may change it */
 };
 
@@ -72,6 +73,7 @@ static inline bool gr_range_may_become(enum gr_range_state from, enum gr_range_s
                 [GR_RANGE_STUCK] = GR_FROM(USED) | GR_FROM(BUSY),
                 [GR_RANGE_HOLE] = GR_FROM(USED) | GR_FROM(HOLE) | GR_FROM(BUSY),
                 [GR_RANGE_STALE] = GR_FROM(BUSY),
+                [GR_RANGE_LOST] = GR_FROM(BUSY),
                 [GR_RANGE_BUSY] = GR_FROM(USED) | GR_FROM(FREE) | GR_FROM(STUCK) | GR_FROM(HOLE) | GR_FROM(STALE),
         };
 #undef GR_FROM

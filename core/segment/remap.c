@@ -20,14 +20,18 @@
 #define MOVE_BATCH   64
 #define EXTENTS_LOOK 512 /* extents looked at before one is chosen: some microseconds; a move takes 37 and more */
 
-static void stale_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch)
+/* held: graphs have recorded the address. */
+static void stale_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch, bool held)
 {
         struct gr_block *block = &range->block;
 
         gr_range_become(range, GR_RANGE_STALE);
         assert(!gr_page_is_mapped(gr_page_at(range->segment, block->ptr))); /* the memory is its new place's */
         block->freed_epoch = epoch;
-        DL_APPEND(split->stale_pages, block);
+        if (held)
+                DL_APPEND(split->held_pages, block);
+        else
+                DL_APPEND(split->stale_pages, block);
 }
 
 /* An extent inside a free range. */
@@ -36,37 +40,47 @@ struct found {
         uint64_t at, bytes;
 };
 
-/*
- * The largest extent of at most most_bytes, as every move costs the same; of equals the one in the smallest free range.
- * What graphs hold moves only to a segment that they hold, too (graph_segments.h), and nothing else moves there.
- * Looks at EXTENTS_LOOK of them at most.
- */
-static struct found find_movable(const struct gr_split *split, const struct gr_segment *to, uint64_t most_bytes)
+/* Finds a larger extent than *found, of at most most_bytes, in the segments that graphs hold, or in the others. */
+static void look_for_movable(const struct gr_split *split, bool held, uint64_t most_bytes, struct found *found)
 {
-        struct found found = {0};
         unsigned looked_at = 0;
 
-        for (int kind = 0; kind < GR_EXPANDABLE_KINDS; kind++) {
+        for (int kind = GR_EXPANDABLE_KINDS; kind-- > 0;) {
                 const struct gr_free_lists *lists = &split->free[kind];
                 struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
 
-                for (; range && range->segment->held == to->held; range = gr_range_next(lists, range)) {
+                for (; range && range->segment->held == held; range = gr_range_next(lists, range)) {
                         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range);
 
-                        if (!gr_fence_usable(range->block.context->fence, range->block.freed_epoch))
+                        if (range->block.hold ||
+                            !gr_fence_usable(range->block.context->fence, range->block.freed_epoch))
                                 continue;
                         while (range->segment->pages && at < end) {
                                 const struct gr_page *extent = gr_extent_at(range->segment, at);
                                 uint64_t begin = gr_extent_ptr(range->segment, extent), bytes = gr_extent_bytes(extent);
 
-                                if (looked_at++ == EXTENTS_LOOK || found.bytes == most_bytes)
-                                        return found;
-                                if (begin >= at && begin + bytes <= end && bytes <= most_bytes && bytes > found.bytes)
-                                        found = (struct found){.range = range, .at = begin, .bytes = bytes};
+                                if (looked_at++ == EXTENTS_LOOK || found->bytes == most_bytes)
+                                        return;
+                                if (begin >= at && begin + bytes <= end && bytes <= most_bytes && bytes > found->bytes)
+                                        *found = (struct found){.range = range, .at = begin, .bytes = bytes};
                                 at = begin + bytes;
                         }
                 }
         }
+}
+
+/*
+ * The largest extent of at most most_bytes, as every move costs the same; of equals the one in the smallest free range.
+ * Looks at EXTENTS_LOOK of them at most. What graphs hold moves only to a segment that they hold, too; and there it
+ * comes before other memory, which graphs then hold as well.
+ */
+static struct found find_movable(const struct gr_split *split, const struct gr_segment *to, uint64_t most_bytes)
+{
+        struct found found = {0};
+
+        look_for_movable(split, to->held, most_bytes, &found);
+        if (!found.range && to->held)
+                look_for_movable(split, false, most_bytes, &found);
         return found;
 }
 
@@ -116,13 +130,17 @@ static bool move_one(struct gr_context *context, struct gr_segment *segment, con
         uint64_t handle = old->handle;
         uint32_t pages = old->pages;
 
-        assert(old->used_bytes == (segment->held ? gr_extent_bytes(old) : 0));
+        assert(old->used_bytes == (move->from->segment->held ? gr_extent_bytes(old) : 0));
         assert(!gr_page_is_mapped(extent) && extent->stale == 0);
         if (context->core->driver->mem_map(context->handle, context->device->ordinal, move->to, gr_extent_bytes(old),
                                            &handle))
                 return false;
         *extent = (struct gr_page){
-                .handle = handle, .freed_epoch = old->freed_epoch, .used_bytes = old->used_bytes, .pages = pages};
+                .handle = handle,
+                .freed_epoch = old->freed_epoch,
+                .used_bytes = segment->held ? gr_extent_bytes(old) : 0,
+                .pages = pages,
+        };
         for (uint32_t i = 1; i < pages; i++)
                 extent[i].back = i;
         for (uint32_t i = 0; i < pages; i++)
@@ -154,8 +172,14 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
                 if (i < done) {
                         assert(hole_bytes >= from->block.capacity_bytes);
                         hole_bytes -= from->block.capacity_bytes;
+                        if (range->segment->held && !from->segment->held) {
+                                gr_split_surplus(split, -(int64_t)from->block.capacity_bytes);
+                                gr_budget_add(&context->device->graph_bytes, from->block.capacity_bytes);
+                                gr_budget_uncache(context->device, from->block.capacity_bytes);
+                        }
                         gr_count(context->core, GR_COUNTER_moved_bytes, from->block.capacity_bytes);
-                        stale_enter(split, from, gr_page_at(range->segment, moves[i].to)->freed_epoch);
+                        stale_enter(split, from, gr_page_at(range->segment, moves[i].to)->freed_epoch,
+                                    from->segment->held);
                 } else {
                         gr_extent_settle(split, from, GR_RANGE_FREE);
                 }
@@ -176,7 +200,7 @@ GR_NOT_CHECKED void gr_remap_reap(struct gr_context *context)
          * the card.
          */
         DL_FOREACH_SAFE (split->stale_pages, block, next)
-                if (!gr_range_of(block)->segment->held && gr_fence_idle(context->fence, block->freed_epoch)) {
+                if (gr_fence_idle(context->fence, block->freed_epoch)) {
                         DL_DELETE(split->stale_pages, block);
                         gr_range_become(gr_range_of(block), GR_RANGE_BUSY);
                         DL_APPEND(idle, block);
@@ -191,8 +215,10 @@ GR_NOT_CHECKED void gr_remap_reap(struct gr_context *context)
                 rc = context->core->driver->mem_unmap(context->handle, block->ptr, block->capacity_bytes, GR_NO_HANDLE);
                 gr_lock(&split->lock);
                 split->busy--;
-                if (rc) /* these addresses are lost */
+                if (rc) { /* these addresses are lost */
+                        gr_range_become(range, GR_RANGE_LOST);
                         continue;
+                }
                 gr_page_at(range->segment, block->ptr)->stale = 0;
                 gr_extent_settle(split, range, GR_RANGE_FREE);
         }

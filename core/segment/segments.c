@@ -219,7 +219,7 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
 
         gr_assert_locked(&split->lock);
         assert(bytes > 0 && bytes % GR_SPLIT_UNIT_BYTES == 0 && bytes <= block->capacity_bytes);
-        assert(range->segment->small == gr_is_small(bytes));
+        assert(range->segment->small == gr_is_small(bytes) || range->segment->graph);
         /* The class is for the report of the largest holders. */
         gr_block_begin_cached(block, gr_class_of(bytes), GR_BLOCK_SPLIT | (range->segment->graph ? GR_BLOCK_GRAPH : 0));
         if (gr_block_add(context->core, block, &stale)) {
@@ -235,6 +235,7 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         gr_range_become(range, GR_RANGE_USED);
         if (rest)
                 gr_range_free(split, rest);
+        block->hold = 0;
         gr_segments_use(context, range, 1);
         return block;
 }

@@ -59,24 +59,34 @@ static void wake_if_over(void)
                 gr_core.wake(&gr_core);
 }
 
-void gr_capture_over(uint64_t number, CUcontext context)
+/* Takes the capture with this number, or one of the context, off the list. False: there is none. */
+static bool remove_one(uint64_t number, CUcontext context, struct gr_capture *ret_removed)
 {
-        if (!number && !context)
-                return;
-        gr_lock(&capturing_lock);
-        for (unsigned i = 0; i < capturing_count;) {
-                const struct gr_capture *at = &capturing[i];
+        bool found = false;
 
-                if (at->number == number || (context && at->context == context)) {
-                        if (at->hold)
-                                gr_graph_hold_release(at->hold);
+        gr_lock(&capturing_lock);
+        for (unsigned i = 0; i < capturing_count && !found; i++) {
+                *ret_removed = capturing[i];
+                found = capturing[i].number == number || (context && capturing[i].context == context);
+                if (found)
                         capturing[i] = capturing[--capturing_count];
-                        gr_gate_end(&gr_core.gate);
-                } else {
-                        i++;
-                }
         }
         gr_unlock(&capturing_lock);
+        return found;
+}
+
+void gr_capture_over(uint64_t number, CUcontext context)
+{
+        struct gr_capture removed;
+        GR_KEEP_ERRNO;
+
+        while ((number || context) && remove_one(number, context, &removed)) {
+                if (removed.hold) {
+                        gr_pool_end_capture(removed.hold, !removed.forked);
+                        gr_graph_hold_release(removed.hold);
+                }
+                gr_gate_end(&gr_core.gate);
+        }
         wake_if_over();
 }
 
@@ -159,20 +169,15 @@ void gr_capture_became(uint64_t number, CUgraph graph)
 {
         struct gr_graph_hold *hold = NULL;
         CUuserObject object;
-        bool forked = false;
         GR_KEEP_ERRNO;
 
         gr_lock(&capturing_lock);
         for (unsigned i = 0; i < capturing_count && !hold; i++)
-                if (capturing[i].number == number) {
+                if (capturing[i].number == number)
                         hold = capturing[i].hold;
-                        forked = capturing[i].forked;
-                }
         if (hold)
                 gr_graph_hold_retain(hold); /* for good, if the driver refuses */
         gr_unlock(&capturing_lock);
-        if (hold)
-                gr_pool_share(hold, !forked);
         if (hold && gr_real.cuUserObjectCreate && gr_real.cuGraphRetainUserObject &&
             gr_real.cuUserObjectCreate(&object, hold, destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) == CUDA_SUCCESS)
                 gr_real.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
@@ -231,9 +236,9 @@ bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *
 
         gr_lock(&capturing_lock);
         if (refusing(mode, &first) == 1) {
-                if (!first->hold && shared)
-                        first->hold = gr_graph_hold_new(&gr_core, true);
-                hold = first->forked && !shared ? NULL : first->hold;
+                if (!first->hold)
+                        first->hold = gr_graph_hold_new(&gr_core, shared);
+                hold = (shared ? first->unordered : first->forked) ? NULL : first->hold;
                 single_stream = !first->forked;
         }
         if (hold)
@@ -245,7 +250,7 @@ bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *
         return served;
 }
 
-bool gr_capture_forks(const void *stream)
+bool gr_capture_forks(const void *stream, bool by_hand)
 {
         bool served = false;
         GR_KEEP_ERRNO;
@@ -255,6 +260,7 @@ bool gr_capture_forks(const void *stream)
                 if (!stream || capturing[i].stream == stream) {
                         served |= !capturing[i].forked && capturing[i].hold;
                         capturing[i].forked = true;
+                        capturing[i].unordered |= by_hand;
                 }
         gr_unlock(&capturing_lock);
         return served;

@@ -21,6 +21,7 @@ struct gr_capture {
         const void *thread; /* that began it, as gr_capture_own_stream */
         CUstreamCaptureMode mode;
         bool forked;                /* work on several streams may use what it was given (gr_capture_may_fork) */
+        bool unordered;             /* its later work may run beside the earlier one, as its nodes are set by hand */
         struct gr_graph_hold *hold; /* of what it was given, with the list as a user; NULL: nothing yet */
 };
 
@@ -83,10 +84,11 @@ void gr_captures_hold(uint64_t ptr);
 bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
 /*
- * The slow path of gr_capture_may_fork. stream: as in struct gr_capture; NULL: whatever is captured. Returns whether a
- * block may already have served twice in one of these captures.
+ * The slow path of gr_capture_may_fork. stream: as in struct gr_capture; NULL: whatever is captured. by_hand: not by an
+ * event, which later work follows, so it may run beside all that was captured before. Returns whether a block may
+ * already have served twice in one of these captures.
  */
-bool gr_capture_forks(const void *stream);
+bool gr_capture_forks(const void *stream, bool by_hand);
 
 /* Whether the driver refuses the calling thread an allocation because of open captures. */
 bool gr_captures_refuse(void);
@@ -102,10 +104,10 @@ static inline bool gr_captures_are_open(void)
  * another stream may wait for that event, and nodes may be added by hand; such work is then beside that of the stream.
  * A new owner of a block would no longer wait for the old one. So from here on no block serves twice in that capture.
  */
-static inline void gr_capture_may_fork(CUstream stream, bool null_is_own)
+static inline void gr_capture_may_fork(CUstream stream, bool null_is_own, bool by_hand)
 {
         if (gr_captures_are_open())
-                gr_capture_forks(gr_capture_identity(stream, null_is_own));
+                gr_capture_forks(gr_capture_identity(stream, null_is_own), by_hand);
 }
 
 /*

@@ -35,7 +35,8 @@ static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread
         return capture;
 }
 
-#define BEGIN_CAPTURE(symbol, null_is_per_thread, mode, stream, ...)                                                   \
+/* into_graph: one that has other nodes, and may get more by hand. */
+#define BEGIN_CAPTURE(symbol, null_is_per_thread, into_graph, mode, stream, ...)                                       \
         do {                                                                                                           \
                 struct gr_capture capture;                                                                             \
                 CUresult result;                                                                                       \
@@ -44,6 +45,7 @@ static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread
                         return GR_REAL(symbol, __VA_ARGS__);                                                           \
                 GR_NO_CANCEL; /* the gate would stay shut */                                                           \
                 capture = about_to_begin(stream, null_is_per_thread, mode);                                            \
+                capture.unordered = into_graph;                                                                        \
                 gr_gate_begin_enter(&gr_core.gate);                                                                    \
                 /* A capture that is not on the list would keep the gate shut for good. */                             \
                 result = gr_captures_have_room() ? GR_REAL(symbol, __VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;            \
@@ -55,29 +57,29 @@ static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture(CUstream stream)
 {
-        BEGIN_CAPTURE(cuStreamBeginCapture, false, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, stream);
+        BEGIN_CAPTURE(cuStreamBeginCapture, false, false, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture_ptsz(CUstream stream)
 {
-        BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, true, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, stream);
+        BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, true, false, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 {
-        BEGIN_CAPTURE(cuStreamBeginCapture_v2, false, mode, stream, stream, mode);
+        BEGIN_CAPTURE(cuStreamBeginCapture_v2, false, false, mode, stream, stream, mode);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
 {
-        BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, true, mode, stream, stream, mode);
+        BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, true, false, mode, stream, stream, mode);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
                                                        const CUgraphEdgeData *edges, size_t count,
                                                        CUstreamCaptureMode mode)
 {
-        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, false, mode, stream, stream, graph, dependencies, edges, count,
+        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, false, true, mode, stream, stream, graph, dependencies, edges, count,
                       mode);
 }
 
@@ -86,31 +88,31 @@ GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUg
                                                             const CUgraphEdgeData *edges, size_t count,
                                                             CUstreamCaptureMode mode)
 {
-        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, true, mode, stream, stream, graph, dependencies, edges, count,
-                      mode);
+        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, true, true, mode, stream, stream, graph, dependencies, edges,
+                      count, mode);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream)
 {
-        gr_capture_may_fork(stream, false);
+        gr_capture_may_fork(stream, false, false);
         return GR_REAL(cuEventRecord, event, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventRecord_ptsz(CUevent event, CUstream stream)
 {
-        gr_capture_may_fork(stream, true);
+        gr_capture_may_fork(stream, true, false);
         return GR_REAL(cuEventRecord_ptsz, event, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
 {
-        gr_capture_may_fork(stream, false);
+        gr_capture_may_fork(stream, false, false);
         return GR_REAL(cuEventRecordWithFlags, event, stream, flags);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned int flags)
 {
-        gr_capture_may_fork(stream, true);
+        gr_capture_may_fork(stream, true, false);
         return GR_REAL(cuEventRecordWithFlags_ptsz, event, stream, flags);
 }
 
@@ -119,7 +121,7 @@ GR_EXPORT CUresult CUDAAPI cuEventRecordWithFlags_ptsz(CUevent event, CUstream s
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
                 if (gr_captures_are_open())                                                                            \
-                        gr_capture_forks(NULL);                                                                        \
+                        gr_capture_forks(NULL, true);                                                                  \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
         }
 
@@ -139,7 +141,7 @@ DEPENDENCIES(cuStreamUpdateCaptureDependencies_v2_ptsz,
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
                 if (graph)                                                                                             \
-                        gr_capture_may_fork(stream, null_is_own);                                                      \
+                        gr_capture_may_fork(stream, null_is_own, true);                                                \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
         }
 

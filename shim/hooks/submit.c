@@ -80,7 +80,7 @@ static CUresult launch_captured(const CUlaunchConfig *config, CUfunction functio
                 overlaps |= config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||
                             config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
                             config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
-        if (!overlaps || !gr_capture_forks(gr_capture_identity(config->hStream, null_is_own)))
+        if (!overlaps || !gr_capture_forks(gr_capture_identity(config->hStream, null_is_own), false))
                 return real(config, function, values, extra);
         attributes = calloc(config->numAttrs, sizeof(*attributes));
         if (!attributes)

@@ -53,12 +53,20 @@ static void give(uint64_t ptr, uint64_t other)
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         if (other)
                 GR_CHECK_EQ(sg_free(&core, other), 0);
-        gr_pool_share(hold, true);
+        gr_pool_end_capture(hold, true);
 }
 
 static struct gr_segment *segment(bool small)
 {
         return context->split->expandable[gr_expandable_kind(true, small)];
+}
+
+/* All work is done, and the fence knows. */
+static void settle(void)
+{
+        gr_fence_close(context->fence);
+        gpu_sync();
+        gr_fence_poll(context->fence);
 }
 
 static uint64_t trim(void)
@@ -96,6 +104,7 @@ static void test_accounts(void)
         GR_CHECK_EQ(gr_budget_cached(device), 12 * MIB);
         GR_CHECK_EQ(gr_budget_returnable(device), 12 * MIB);
 
+        settle();
         hold = gr_graph_hold_new(&core, true); /* a graph again, with what is still there */
         GR_CHECK_EQ(take(10 * MIB), large);
         GR_CHECK_EQ(gr_budget_cached(device), 0);
@@ -140,18 +149,16 @@ static void test_second_address(void)
         GR_CHECK_EQ(third, second); /* and the addresses behind it */
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 14 * MIB);
         GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 6 * MIB);
-        GR_CHECK(context->split->stale_pages);
+        GR_CHECK(context->split->held_pages);
         gpu_sync();
         trim();
-        GR_CHECK(context->split->stale_pages);
+        GR_CHECK(context->split->held_pages);
         GR_CHECK_EQ(sg_free(&core, third), 0);
         GR_CHECK_EQ(sg_free(&core, kept), 0);
         last_graph_goes();
-        gr_fence_close(context->fence);
-        gpu_sync();
-        gr_fence_poll(context->fence);
+        settle();
         trim();
-        GR_CHECK(!context->split->stale_pages);
+        GR_CHECK(!context->split->stale_pages && !context->split->held_pages);
         end();
 }
 
@@ -210,7 +217,7 @@ static void test_exported(void)
         begin();
         ptr = take(4 * MIB);
         GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
-        gr_pool_share(hold, true);
+        gr_pool_end_capture(hold, true);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         gpu_sync();
         gr_split_trim_left(context);
@@ -240,6 +247,181 @@ static void test_context_ends(void)
         gpu_end();
 }
 
+/* Work behind the last launch may use what graphs have left, also what the program has freed: it is behind a fence. */
+static void test_work_behind_graphs(bool freed_after)
+{
+        uint64_t ptr;
+
+        begin();
+        gpu_give(gpu_take(10 * MIB), 10 * MIB);
+        settle();
+        ptr = take(6 * MIB);
+        if (freed_after) {
+                gr_pool_end_capture(hold, true);
+                GR_CHECK_EQ(sg_free(&core, ptr), 0);
+                settle();
+        } else {
+                give(ptr, 0);
+        }
+        sg_work(context->handle, 0, 0, 1000000);
+        last_graph_goes();
+        gr_fence_poll(context->fence);
+        trim();
+        GR_CHECK_EQ(gr_budget_returnable(gpu_device()), 6 * MIB);
+        settle();
+        GR_CHECK_EQ(trim(), 6 * MIB);
+        end();
+}
+
+/* Old addresses that cannot be unmapped are lost, and nobody waits for them. */
+static void test_lost_addresses(void)
+{
+        uint64_t first, second, kept;
+
+        begin();
+        first = take(6 * MIB);
+        kept = take(2 * MIB);
+        second = take(6 * MIB);
+        give(first, second);
+        GR_CHECK_EQ(take(12 * MIB), second);
+        GR_CHECK_EQ(sg_free(&core, second), 0);
+        GR_CHECK_EQ(sg_free(&core, kept), 0);
+        last_graph_goes();
+        settle();
+        sg_fail(SG_MEM_UNMAP, 1, 1, -EIO);
+        trim();
+        GR_CHECK_EQ(gr_range_at(segment(false), first)->state, GR_RANGE_LOST);
+        hold = gr_graph_hold_new(&core, true);
+        second = take(6 * MIB);
+        GR_CHECK(second != 0);
+        GR_CHECK_EQ(sg_free(&core, second), 0);
+        last_graph_goes();
+        settle();
+        end();
+}
+
+/* Memory that was cached for others serves graphs, before fresh memory does. */
+static void test_from_others(void)
+{
+        struct gr_device *device;
+        uint64_t ordinary, ours;
+
+        begin();
+        device = gpu_device();
+        ordinary = gpu_take(8 * MIB);
+        gpu_give(ordinary, 8 * MIB);
+        gpu_sync();
+        gr_split_trim_settle(context);
+        settle();
+        ours = take(8 * MIB);
+        GR_CHECK_EQ(device->reserved_bytes, 8 * MIB);
+        GR_CHECK_EQ(gr_budget_cached(device), 0);
+        GR_CHECK_EQ(device->graph_bytes, 0);
+        GR_CHECK_EQ(gr_budget_live_unfreed(device), 8 * MIB);
+        GR_CHECK_EQ(context->split->surplus_bytes, 0);
+        GR_CHECK_EQ(sg_free(&core, ours), 0);
+        last_graph_goes();
+        end();
+}
+
+/* A graph with memory of its own: what its capture frees serves it again, in pieces and together, and nobody else. */
+static void test_private(void)
+{
+        struct gr_graph_hold *first, *second;
+        struct gr_device *device;
+        uint64_t a, b, c, kept;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        device = gpu_device();
+        first = hold = gr_graph_hold_new(&core, false);
+        a = take(4 * MIB);
+        b = take(6 * MIB);
+        kept = take(2 * MIB);
+        sg_work(context->handle, 0, a, 1000);
+        GR_CHECK_EQ(sg_free(&core, a), 0);
+        GR_CHECK_EQ(sg_free(&core, b), 0);
+        c = take(10 * MIB);
+        GR_CHECK_EQ(c, a);
+        GR_CHECK_EQ(device->reserved_bytes, 12 * MIB);
+
+        second = hold = gr_graph_hold_new(&core, false); /* of a capture beside it */
+        GR_CHECK_EQ(take(6 * MIB), 0);
+        GR_CHECK_EQ(sg_free(&core, c), 0);
+        hold = first;
+        GR_CHECK_EQ(take(3 * MIB), a);
+        GR_CHECK_EQ(sg_free(&core, a), 0);
+        gr_pool_end_capture(first, true);
+        GR_CHECK(!segment(false)->held && context->split->graph_owner == 0);
+        GR_CHECK_EQ(device->graph_bytes, 10 * MIB);
+        GR_CHECK_EQ(gr_budget_live_unfreed(device), 2 * MIB);
+        gpu_sync();
+        trim();
+        GR_CHECK_EQ(sg_used_bytes(0), 12 * MIB);
+
+        hold = second;
+        b = take(10 * MIB);
+        GR_CHECK(b && b != a);
+        GR_CHECK_EQ(device->reserved_bytes, 22 * MIB);
+        GR_CHECK_EQ(sg_free(&core, b), 0);
+        gr_pool_end_capture(second, true);
+        GR_CHECK_EQ(sg_free(&core, kept), 0); /* after its capture */
+        GR_CHECK_EQ(device->graph_bytes, 22 * MIB);
+        gr_graph_hold_release(first);
+        gr_pool_collect(&core);
+        GR_CHECK_EQ(device->graph_bytes, 10 * MIB);
+        GR_CHECK_EQ(gr_budget_cached(device), 12 * MIB);
+        gr_graph_hold_release(second);
+        gr_pool_collect(&core);
+        GR_CHECK_EQ(gr_budget_cached(device), 22 * MIB);
+        gpu_sync();
+        end();
+}
+
+/* What a graph has for itself is never moved, and its mark is not lost where its free ranges are cut and merged. */
+static void test_private_stays(void)
+{
+        uint64_t first, second, third, fourth, kept;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        hold = gr_graph_hold_new(&core, false);
+        first = take(6 * MIB);
+        kept = take(2 * MIB);
+        second = take(6 * MIB);
+        GR_CHECK_EQ(sg_free(&core, first), 0);
+        GR_CHECK_EQ(sg_free(&core, second), 0);
+        third = take(12 * MIB);
+        GR_CHECK_EQ(third, second);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 20 * MIB);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 0);
+        GR_CHECK_EQ(take(MIB + KIB), first);
+        GR_CHECK_EQ(sg_free(&core, kept), 0);
+        fourth = take(6 * MIB);
+        GR_CHECK(fourth > first && fourth < second);
+        GR_CHECK_EQ(sg_free(&core, first), 0);
+        GR_CHECK_EQ(sg_free(&core, fourth), 0);
+        GR_CHECK_EQ(sg_free(&core, third), 0);
+        gr_pool_end_capture(hold, true);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 20 * MIB);
+        settle();
+        trim();
+        GR_CHECK_EQ(sg_used_bytes(0), 20 * MIB);
+        last_graph_goes();
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 20 * MIB);
+        settle();
+        trim();
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        hold = gr_graph_hold_new(&core, false); /* in what were pages of another graph */
+        first = take(6 * MIB);
+        GR_CHECK_EQ(sg_free(&core, first), 0);
+        GR_CHECK_EQ(take(9 * MIB), first);
+        GR_CHECK_EQ(sg_free(&core, first), 0);
+        gr_pool_end_capture(hold, true);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, gpu_device()->reserved_bytes);
+        last_graph_goes();
+        settle();
+        end();
+}
+
 int main(void)
 {
         gpu_mapping = true;
@@ -250,5 +432,11 @@ int main(void)
         test_fence();
         test_exported();
         test_context_ends();
+        test_work_behind_graphs(false);
+        test_work_behind_graphs(true);
+        test_lost_addresses();
+        test_from_others();
+        test_private();
+        test_private_stays();
         return GR_CHECK_RESULT();
 }
