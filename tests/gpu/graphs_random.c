@@ -71,10 +71,11 @@ static uint64_t below(uint64_t *random, uint64_t limit)
 }
 
 /* Whether there was memory for a call, which may fail for no other reason. */
-static bool served(struct worker *w, CUresult result)
+#define served(w, call) served_or_not(w, call, #call)
+static bool served_or_not(struct worker *w, CUresult result, const char *call)
 {
-        if (result != CUDA_ERROR_OUT_OF_MEMORY)
-                GR_MUST(result);
+        if (result != CUDA_ERROR_OUT_OF_MEMORY && result != CUDA_SUCCESS)
+                gt_die("%s returned %d", call, (int)result);
         w->counts[REFUSED] += result != CUDA_SUCCESS;
         return result == CUDA_SUCCESS;
 }
