@@ -437,8 +437,8 @@ void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
 }
 
 /*
- * Frees what is parked in the hold of graph segments. in_order: only work in the order of the capture, or of the graphs
- * that share the memory, has used it, so it needs no fence.
+ * Frees what is parked in a shared hold of graph segments. in_order: only work in the order of the graphs that share
+ * the memory has used it, so it needs no fence.
  */
 static void unpark(struct gr_graph_hold *hold, bool in_order, bool ends)
 {
@@ -473,8 +473,8 @@ bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, 
 {
         struct gr_block *block = NULL;
 
-        if (bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_is_split(context) && !gr_fence_is_broken(context->fence) &&
-            (hold->shared || (single_stream && gr_split_own_graphs(context, hold->number)))) {
+        if (hold->shared && bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_is_split(context) &&
+            !gr_fence_is_broken(context->fence)) {
                 if (single_stream)
                         unpark(hold, true, false);
                 block = take_for_graph(context, bytes);
@@ -487,26 +487,10 @@ bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, 
         return hand_out_by_ledger(block, bytes, ret_ptr);
 }
 
-/* What the capture has freed in the graph segments of a context is parked. */
-static bool keep_one(struct gr_context *context, void *arg)
-{
-        struct gr_graph_hold *hold = arg;
-        struct gr_block *block, *next;
-
-        for (block = gr_split_keep(context, hold->number); block; block = next) {
-                next = block->next;
-                block->hold = hold->number;
-                gr_graph_hold_park(hold->core, block); /* the caller is a user */
-        }
-        return true;
-}
-
 void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream)
 {
         if (hold->shared)
                 unpark(hold, single_stream, true);
-        else
-                gr_context_each(hold->core, -1, keep_one, hold);
 }
 
 static bool collect_one(struct gr_context *context, void *arg)

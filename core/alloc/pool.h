@@ -97,16 +97,16 @@ struct gr_graph_hold;
 void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr);
 
 /*
- * Gives the program a block of the context for a capture, which stays in hold: of the graph segments, or one that is
- * parked there (gr_graph_hold_take). False: there is none. single_stream: the capture has only one stream, so that it
+ * Gives the program a block of the context for a capture, which stays in hold: for a shared hold of the graph segments,
+ * else one that is parked there (gr_graph_hold_take). False: there is none. single_stream: the capture has only one stream, so that it
  * may get what it has freed itself. The caller is a user of hold. No lock of core/ is held.
  */
 bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, bool single_stream, size_t bytes,
                         uint64_t *ret_ptr);
 
 /*
- * The capture of hold has ended, and the caller is still a user: what it had of the graph segments and freed is parked
- * or, with a shared hold, serves later captures. single_stream as above. No lock of core/ is held.
+ * The capture of hold has ended, and the caller is still a user: with a shared hold what it had of the graph segments
+ * and freed serves later captures. single_stream as above. No lock of core/ is held.
  */
 void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream);
 

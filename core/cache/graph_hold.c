@@ -121,8 +121,7 @@ struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold, bool ends)
                 }
                 *at = block->next;
                 count(block, -1);
-                if (hold->shared)
-                        block->hold = 0;
+                block->hold = 0;
                 LL_PREPEND(all, block);
         }
         gr_unlock(&hold->core->holds_lock);

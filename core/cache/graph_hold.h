@@ -58,8 +58,8 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block);
 struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes);
 
 /*
- * Takes the blocks of graph segments that are parked in hold, linked by next. The caller must free them. ends: the
- * capture has ended, so in a shared hold no more of them are parked. In a shared hold they no longer have a hold.
+ * Takes the blocks of graph segments that are parked in a shared hold, linked by next; they have no hold any more. The
+ * caller must free them. ends: the capture has ended, so no more of them are parked.
  */
 struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold, bool ends);
 

@@ -57,11 +57,7 @@ struct gr_block {
         _Atomic uint8_t flags; /* changed with the shard's lock held, by ledger.c */
 
         unsigned kind; /* of pinned memory: the kind that gr_pinned_alloc was called with */
-        /*
-         * A graph uses it: the number of its hold (cache/graph_hold.h), else 0. Written by its owner, and for a free
-         * range by the files of segment/: a capture that still goes on has freed part of it.
-         */
-        unsigned hold;
+        unsigned hold; /* a graph uses it: the number of its hold (cache/graph_hold.h), else 0; written by its owner */
 };
 
 /* Bytes of a block's structure, also where the block is the first field of a larger one (a range, pinned memory). */

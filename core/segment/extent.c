@@ -147,7 +147,6 @@ void gr_extent_hole_enter(struct gr_range *range)
         assert((block->ptr | block->capacity_bytes) % GR_PAGE_BYTES == 0);
         assert(!gr_page_is_mapped(gr_page_at(range->segment, block->ptr)));
         block->freed_epoch = 0;
-        block->hold = 0;
         DL_APPEND(range->segment->holes, block);
         if (!range->after)
                 range->segment->end = range;

@@ -7,7 +7,6 @@
 #include "account/budget.h"
 #include "base/arith.h"
 #include "base/lock.h"
-#include "cache/ledger.h"
 #include "context/context.h"
 #include "fence/fence.h"
 #include "segment/extent.h"
@@ -79,8 +78,7 @@ static void recount(struct gr_context *context, struct gr_segment *segment, bool
                         DL_DELETE(context->split->queue, block);
                         DL_APPEND(context->split->queue, block);
                 }
-                if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING ||
-                    range->state == GR_RANGE_STALE)
+                if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING || range->state == GR_RANGE_STALE)
                         range->block.freed_epoch = gr_max(range->block.freed_epoch, epoch);
                 if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING)
                         gr_segments_use(context, range, held ? 1 : -1);
@@ -114,7 +112,7 @@ void gr_graph_segments_hold(struct gr_context *context)
 
 static bool has_users(struct gr_context *context)
 {
-        return atomic_load(&context->core->graph_users) > 0 || context->split->graph_owner;
+        return atomic_load(&context->core->graph_users) > 0;
 }
 
 void gr_graph_segments_release(struct gr_context *context)
@@ -123,32 +121,7 @@ void gr_graph_segments_release(struct gr_context *context)
         if (!has_users(context))
                 wait_for_busy(context, false);
         if (!has_users(context))
-                recount_all(context, false, context->core->config.graph_arena == GR_GRAPH_SHARED);
-}
-
-bool gr_graph_segments_keep(struct gr_context *context, struct gr_block **ret_kept)
-{
-        struct gr_split *split = context->split;
-
-        gr_assert_locked(&split->lock);
-        for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++) {
-                struct gr_range *range = split->expandable[kind] ? split->expandable[kind]->first : NULL, *after;
-
-                for (; range; range = after) {
-                        struct gr_block *block;
-
-                        after = range->after; /* all of the range is carved */
-                        if (range->state != GR_RANGE_FREE || !range->block.hold)
-                                continue;
-                        gr_range_leave(split, range);
-                        block = gr_segments_carve(context, range, range->block.capacity_bytes);
-                        if (!block)
-                                return false;
-                        block->next = *ret_kept;
-                        *ret_kept = block;
-                }
-        }
-        return true;
+                recount_all(context, false, true);
 }
 
 void gr_graph_segments_end(struct gr_context *context)

@@ -209,8 +209,6 @@ GR_HOT_CODE void gr_range_swallow(struct gr_range *range, struct gr_range *after
         range->block.capacity_bytes += after->block.capacity_bytes;
         if (after->block.freed_epoch > range->block.freed_epoch)
                 range->block.freed_epoch = after->block.freed_epoch;
-        if (after->block.hold)
-                range->block.hold = after->block.hold;
         range->after = after->after;
         if (range->after)
                 range->after->before = range;
@@ -271,7 +269,6 @@ GR_HOT_CODE struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
         rest->block.ptr = range->block.ptr + bytes;
         rest->block.capacity_bytes = range->block.capacity_bytes - bytes;
         rest->block.freed_epoch = range->block.freed_epoch;
-        rest->block.hold = range->block.hold;
         rest->block.context = range->block.context;
         rest->block.flags = GR_BLOCK_SPLIT;
         rest->segment = range->segment;

@@ -52,8 +52,7 @@ static void look_for_movable(const struct gr_split *split, bool held, uint64_t m
                 for (; range && range->segment->held == held; range = gr_range_next(lists, range)) {
                         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range);
 
-                        if (range->block.hold ||
-                            !gr_fence_usable(range->block.context->fence, range->block.freed_epoch))
+                        if (!gr_fence_usable(range->block.context->fence, range->block.freed_epoch))
                                 continue;
                         while (range->segment->pages && at < end) {
                                 const struct gr_page *extent = gr_extent_at(range->segment, at);

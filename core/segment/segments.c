@@ -235,7 +235,6 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         gr_range_become(range, GR_RANGE_USED);
         if (rest)
                 gr_range_free(split, rest);
-        block->hold = 0;
         gr_segments_use(context, range, 1);
         return block;
 }

@@ -114,7 +114,6 @@ void gr_split_drop(struct gr_context *context)
                 gr_lock(&split->lock);
         }
         gr_segments_merge_fastbins(context);
-        split->graph_owner = 0;
         gr_graph_segments_end(context);
         for (size_t i = 0; i < split->segment_count; i++) {
                 struct gr_segment *segment = split->segments[i];
@@ -423,35 +422,6 @@ struct gr_block *gr_split_take_for_graph(struct gr_context *context, size_t byte
                 block = take_from(context, range, at, bytes);
         gr_unlock(&split->lock);
         return block;
-}
-
-/* Lock not held. */
-bool gr_split_own_graphs(struct gr_context *context, unsigned number)
-{
-        struct gr_split *split = context->split;
-        bool owns;
-
-        gr_lock(&split->lock);
-        if (!split->graph_owner)
-                split->graph_owner = number;
-        owns = split->graph_owner == number;
-        gr_unlock(&split->lock);
-        return owns;
-}
-
-/* Lock not held. */
-struct gr_block *gr_split_keep(struct gr_context *context, unsigned number)
-{
-        struct gr_split *split = context->split;
-        struct gr_block *kept = NULL;
-
-        gr_lock(&split->lock);
-        if (split->graph_owner == number && gr_graph_segments_keep(context, &kept)) {
-                split->graph_owner = 0;
-                gr_graph_segments_release(context);
-        }
-        gr_unlock(&split->lock);
-        return kept;
 }
 
 /* Lock not held. */

@@ -116,18 +116,6 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
 struct gr_block *gr_split_take_for_graph(struct gr_context *context, size_t bytes);
 int gr_split_grow_for_graph(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 
-/*
- * The capture whose hold has this number gets the graph segments for itself, unless another one has them. False: so it
- * is. No lock is held.
- */
-bool gr_split_own_graphs(struct gr_context *context, unsigned number);
-
-/*
- * That capture has ended. What it has freed (GR_SPLIT_IDLE, with block->hold) becomes blocks again, linked by next:
- * they are CACHED, and the caller's. Where the capture does not have the segments there are none. No lock is held.
- */
-struct gr_block *gr_split_keep(struct gr_context *context, unsigned number);
-
 /* Where no graph is a user of these segments any more, what is free there is cached from now on. No lock is held. */
 void gr_split_end_graphs(struct gr_context *context);
 
@@ -139,7 +127,7 @@ void gr_split_end_graphs(struct gr_context *context);
  * the driver's error: then the segment is lost, still charged.
  */
 #define GR_SPLIT_NEVER UINT64_MAX
-#define GR_SPLIT_IDLE  0 /* only work in the order of a capture, or of the graphs that share it, can use it */
+#define GR_SPLIT_IDLE  0 /* only work in the order of the graphs that share it can use it */
 int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool waits, bool *ret_should_close);
 
 /* Adds what the segments served and took back, and the free ranges. No lock from GR_RANK_SPLIT up is held. */

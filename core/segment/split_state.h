@@ -74,7 +74,6 @@ struct gr_split {
         struct gr_segment **segments;             /* by address: segments.c */
         size_t segment_count, segment_room;
         struct gr_segment *expandable[GR_EXPANDABLE_KINDS]; /* NULL: none: expandable.c */
-        unsigned graph_owner; /* the capture that has the graph segments for itself, by its hold; 0: none: split.c */
         struct gr_block *stale_pages; /* stale ranges of the expandable segments, oldest first: remap.c */
         struct gr_block *held_pages;  /* those that graphs have recorded, until they are gone: remap.c */
         uint64_t stuck_epoch;         /* the latest epoch of stuck extents that are left; 0: none: expandable.c */

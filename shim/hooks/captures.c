@@ -236,8 +236,8 @@ bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *
 
         gr_lock(&capturing_lock);
         if (refusing(mode, &first) == 1) {
-                if (!first->hold)
-                        first->hold = gr_graph_hold_new(&gr_core, shared);
+                if (!first->hold && shared)
+                        first->hold = gr_graph_hold_new(&gr_core, true);
                 hold = (shared ? first->unordered : first->forked) ? NULL : first->hold;
                 single_stream = !first->forked;
         }

@@ -324,104 +324,6 @@ static void test_from_others(void)
         end();
 }
 
-/* A graph with memory of its own: what its capture frees serves it again, in pieces and together, and nobody else. */
-static void test_private(void)
-{
-        struct gr_graph_hold *first, *second;
-        struct gr_device *device;
-        uint64_t a, b, c, kept;
-
-        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
-        device = gpu_device();
-        first = hold = gr_graph_hold_new(&core, false);
-        a = take(4 * MIB);
-        b = take(6 * MIB);
-        kept = take(2 * MIB);
-        sg_work(context->handle, 0, a, 1000);
-        GR_CHECK_EQ(sg_free(&core, a), 0);
-        GR_CHECK_EQ(sg_free(&core, b), 0);
-        c = take(10 * MIB);
-        GR_CHECK_EQ(c, a);
-        GR_CHECK_EQ(device->reserved_bytes, 12 * MIB);
-
-        second = hold = gr_graph_hold_new(&core, false); /* of a capture beside it */
-        GR_CHECK_EQ(take(6 * MIB), 0);
-        GR_CHECK_EQ(sg_free(&core, c), 0);
-        hold = first;
-        GR_CHECK_EQ(take(3 * MIB), a);
-        GR_CHECK_EQ(sg_free(&core, a), 0);
-        gr_pool_end_capture(first, true);
-        GR_CHECK(!segment(false)->held && context->split->graph_owner == 0);
-        GR_CHECK_EQ(device->graph_bytes, 10 * MIB);
-        GR_CHECK_EQ(gr_budget_live_unfreed(device), 2 * MIB);
-        gpu_sync();
-        trim();
-        GR_CHECK_EQ(sg_used_bytes(0), 12 * MIB);
-
-        hold = second;
-        b = take(10 * MIB);
-        GR_CHECK(b && b != a);
-        GR_CHECK_EQ(device->reserved_bytes, 22 * MIB);
-        GR_CHECK_EQ(sg_free(&core, b), 0);
-        gr_pool_end_capture(second, true);
-        GR_CHECK_EQ(sg_free(&core, kept), 0); /* after its capture */
-        GR_CHECK_EQ(device->graph_bytes, 22 * MIB);
-        gr_graph_hold_release(first);
-        gr_pool_collect(&core);
-        GR_CHECK_EQ(device->graph_bytes, 10 * MIB);
-        GR_CHECK_EQ(gr_budget_cached(device), 12 * MIB);
-        gr_graph_hold_release(second);
-        gr_pool_collect(&core);
-        GR_CHECK_EQ(gr_budget_cached(device), 22 * MIB);
-        gpu_sync();
-        end();
-}
-
-/* What a graph has for itself is never moved, and its mark is not lost where its free ranges are cut and merged. */
-static void test_private_stays(void)
-{
-        uint64_t first, second, third, fourth, kept;
-
-        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
-        hold = gr_graph_hold_new(&core, false);
-        first = take(6 * MIB);
-        kept = take(2 * MIB);
-        second = take(6 * MIB);
-        GR_CHECK_EQ(sg_free(&core, first), 0);
-        GR_CHECK_EQ(sg_free(&core, second), 0);
-        third = take(12 * MIB);
-        GR_CHECK_EQ(third, second);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 20 * MIB);
-        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 0);
-        GR_CHECK_EQ(take(MIB + KIB), first);
-        GR_CHECK_EQ(sg_free(&core, kept), 0);
-        fourth = take(6 * MIB);
-        GR_CHECK(fourth > first && fourth < second);
-        GR_CHECK_EQ(sg_free(&core, first), 0);
-        GR_CHECK_EQ(sg_free(&core, fourth), 0);
-        GR_CHECK_EQ(sg_free(&core, third), 0);
-        gr_pool_end_capture(hold, true);
-        GR_CHECK_EQ(gpu_device()->graph_bytes, 20 * MIB);
-        settle();
-        trim();
-        GR_CHECK_EQ(sg_used_bytes(0), 20 * MIB);
-        last_graph_goes();
-        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 20 * MIB);
-        settle();
-        trim();
-        GR_CHECK_EQ(sg_used_bytes(0), 0);
-        hold = gr_graph_hold_new(&core, false); /* in what were pages of another graph */
-        first = take(6 * MIB);
-        GR_CHECK_EQ(sg_free(&core, first), 0);
-        GR_CHECK_EQ(take(9 * MIB), first);
-        GR_CHECK_EQ(sg_free(&core, first), 0);
-        gr_pool_end_capture(hold, true);
-        GR_CHECK_EQ(gpu_device()->graph_bytes, gpu_device()->reserved_bytes);
-        last_graph_goes();
-        settle();
-        end();
-}
-
 int main(void)
 {
         gpu_mapping = true;
@@ -436,7 +338,5 @@ int main(void)
         test_work_behind_graphs(true);
         test_lost_addresses();
         test_from_others();
-        test_private();
-        test_private_stays();
         return GR_CHECK_RESULT();
 }
