@@ -106,10 +106,33 @@ static void test_about_to_end(bool stays)
         finish();
 }
 
+/* What is parked serves its capture for about the same size only, and for none that is larger. */
+static void test_sizes(void)
+{
+        struct gr_graph_hold *hold;
+        uint64_t ptr, again;
+
+        start();
+        hold = gr_graph_hold_new(&core, false);
+        GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &ptr), 0);
+        gr_pool_hold(hold, ptr);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK(!gr_pool_alloc_held(hold, context, true, 10 * MIB, &again));
+        GR_CHECK(!gr_pool_alloc_held(hold, context, true, 4 * MIB, &again));
+        GR_CHECK(!gr_pool_alloc_held(hold, other, true, 8 * MIB, &again));
+        GR_CHECK(gr_pool_alloc_held(hold, context, true, 8 * MIB - 4096, &again) && again == ptr);
+        sg_own(ptr, 8 * MIB - 4096);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        gr_graph_hold_release(hold);
+        gr_pool_collect(&core);
+        finish();
+}
+
 int main(void)
 {
         test_end_beside_collect();
         test_about_to_end(true);
         test_about_to_end(false);
+        test_sizes();
         return GR_CHECK_RESULT();
 }
