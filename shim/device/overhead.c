@@ -31,6 +31,7 @@
 #include "driver/nvml.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "system/workers.h"
 
 /* By how much the charge may exceed the truth: the size of arrays is computed, and pages are shared. */
 #define SLACK_BYTES (UINT64_C(64) << 20)
@@ -182,10 +183,10 @@ static bool look_for_executables(struct gr_device *device, bool made)
         return known;
 }
 
-void gr_overhead_prepare(void)
+static void find_nvml(void *arg)
 {
-        if (atomic_load(&nvml_wanted) && atomic_exchange(&nvml_wanted, false))
-                gr_nvml_find();
+        (void)arg;
+        gr_nvml_find();
 }
 
 bool gr_overhead_before(struct gr_device *device)
@@ -193,8 +194,8 @@ bool gr_overhead_before(struct gr_device *device)
         uint64_t now = gr_driver.now_ns(), paid = atomic_load(&paid_ns);
 
         if (!gr_nvml_is_sought()) { /* its loading may wait for a thread that waits for this one */
-                atomic_store(&nvml_wanted, true);
-                gr_core.wake(&gr_core);
+                if (!atomic_exchange(&nvml_wanted, true))
+                        atomic_store(&nvml_wanted, gr_worker_call(find_nvml, NULL));
                 return false;
         }
         if (paid > now)

@@ -32,9 +32,6 @@ void gr_overhead_init(void);
 bool gr_overhead_before(struct gr_device *device);
 void gr_overhead_made(struct gr_device *device);
 
-/* For the background thread: loads NVML for gr_overhead_before, which must not wait for the loader. */
-void gr_overhead_prepare(void);
-
 /* A context has ended on device, and with it what the driver took for its executables. */
 void gr_overhead_context_ended(struct gr_device *device);
 

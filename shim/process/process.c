@@ -104,10 +104,8 @@ static void *background_main(void *arg)
                                 decay_ns = gr_driver.now_ns();
                         pause_ns = BACKGROUND_GATHER_NS;
                 }
-                if (gr_shim_ready()) {
+                if (gr_shim_ready())
                         gr_pool_collect(&gr_core);
-                        gr_overhead_prepare();
-                }
                 if (gr_shim_ready() && pause_ns)
                         waiting = gr_trim_excess(&gr_core);
                 if (!waiting)

@@ -253,7 +253,7 @@ static void known(uint64_t bytes)
         CUgraph empty;
 
         GR_MUST(cuGraphCreate(&empty, 0));
-        GR_MUST(cuGraphInstantiate(&execs[0], empty, 0)); /* makes the background thread load NVML */
+        GR_MUST(cuGraphInstantiate(&execs[0], empty, 0)); /* makes a worker load NVML */
         usleep(300000);
         for (int i = 1; i < EXECS; i++)
                 GR_MUST(cuGraphInstantiate(&execs[i], empty, 0));
