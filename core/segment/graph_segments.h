@@ -4,8 +4,8 @@
  * largest.
  *
  * They are expandable segments of the context (expandable.h) whose free ranges serve captures only. While graphs use
- * them they are held: launches use their memory whether it is free or not. So nothing of them goes back, and all of it
- * counts as used; what is free is in graph_bytes. Where a request fits no free range, the memory of free pages gets a
+ * them they are held: launches use their memory whether it is free or not. So nothing of them goes back, and its free
+ * part is in graph_bytes, neither live nor cached. Where a request fits no free range, the memory of free pages gets a
  * second address there (remap.h), and keeps the old one, which graphs have recorded. When the last graph has gone, free
  * memory is cached as any other, behind a fence, and the old addresses are unmapped.
  */
@@ -20,10 +20,10 @@ struct gr_context;
  */
 void gr_graph_segments_hold(struct gr_context *context);
 
-/* Ends that, where there is none any more. The split's lock is held, but may be released meanwhile. */
+/* Ends the hold where no graph is left. The split's lock is held, but may be released meanwhile. */
 void gr_graph_segments_release(struct gr_context *context);
 
-/* The same as release, where the context has gone, and its graphs with it. The split's lock is held; no range is busy. */
+/* As release, where the context has gone, and its graphs with it. The split's lock is held; no range is busy. */
 void gr_graph_segments_end(struct gr_context *context);
 
 #endif
