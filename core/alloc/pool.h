@@ -97,9 +97,9 @@ struct gr_graph_hold;
 void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr);
 
 /*
- * Gives the program a block of the context for a capture, which stays in hold: for a shared hold of the graph segments,
- * else one that is parked there (gr_graph_hold_take). False: there is none. single_stream: the capture has only one stream, so that it
- * may get what it has freed itself. The caller is a user of hold. No lock of core/ is held.
+ * Gives the program a block of the context for a capture, which stays in hold: for a shared hold one of the graph
+ * segments, else one that is parked there (gr_graph_hold_take). False: there is none. single_stream: the capture has
+ * only one stream, so that it may get what it has freed itself. The caller is a user of hold. No lock of core/ is held.
  */
 bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, bool single_stream, size_t bytes,
                         uint64_t *ret_ptr);

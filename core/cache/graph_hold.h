@@ -5,8 +5,8 @@
  * block is parked: only the same capture may get it. The users are the capture, its graph, and all that is made of the
  * graph. When the last has gone, parked blocks are freed as any other.
  *
- * A shared hold (GPURECLAIM_GRAPH_ARENA=shared) keeps blocks of graph segments (segment/graph_segments.h) only until its
- * capture has ended. Then they are free there, for later captures.
+ * A shared hold (GPURECLAIM_GRAPH_ARENA=shared) keeps blocks of graph segments (segment/graph_segments.h) only until
+ * its capture has ended. Then they are free there, for later captures.
  *
  *   gr_graph_hold_new ---- users: the capture, then its graph (shim/hooks/captures.c) ---- last gr_graph_hold_release
  *                                      a freed block is parked                             gr_graph_holds_collect

@@ -37,8 +37,8 @@
 struct gr_context;
 
 /*
- * Makes the expandable segment for graphs, or not, and for small requests, or large ones, unless another thread has just
- * done so. -ENOSPC: no addresses. No lock held.
+ * Makes the expandable segment for graphs, or not, and for small requests, or large ones, unless another thread has
+ * just done so. -ENOSPC: no addresses. No lock held.
  */
 int gr_expandable_open(struct gr_context *context, bool graph, bool small);
 

@@ -55,8 +55,8 @@ GR_NOT_CHECKED static void wait_for_busy(struct gr_context *context, bool held)
 }
 
 /*
- * What is free in the segment counts as used, or no longer. With fenced it is then in the open epoch of the fence: work
- * behind the launches of graphs, which frees in their order say nothing of, may use it.
+ * Makes the segment held, or not. fenced: what is free belongs to the open epoch from now on. Work that was submitted
+ * behind the graphs may still read what they have left there, and what a capture frees is not behind a fence.
  */
 static void recount(struct gr_context *context, struct gr_segment *segment, bool held, bool fenced)
 {

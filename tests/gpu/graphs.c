@@ -398,16 +398,6 @@ static void look_and_free(CUdeviceptr p, void *argument)
         GR_MUST(cuMemFree(p));
 }
 
-/* What is freed is ready for any later request of the capture before the program asks for the graph. */
-static void free_and_look(CUdeviceptr p, void *argument)
-{
-        CUdeviceptr other;
-
-        GR_MUST(cuMemFree(p));
-        GR_MUST(cuMemAlloc(&other, 30 * MIB));
-        look_and_free(other, argument);
-}
-
 /* Work that waits for the event need not wait for the fill behind it. */
 static void record_and_free(CUdeviceptr p, void *function)
 {
@@ -457,7 +447,6 @@ static void what_later_work_waits_for(void)
                 row(!serves_again(launch_and_free, &programmatic), "a programmatic launch");
         }
         row(!serves_again(look_and_free, NULL), "a graph that can have nodes by hand");
-        row(!serves_again(free_and_look, NULL), "a graph that can have nodes by hand later");
         GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
         for (unsigned i = 0; i < 2 * sizeof orders / sizeof orders[0]; i++) {
                 CUdriverProcAddressQueryResult status;

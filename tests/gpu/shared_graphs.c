@@ -197,6 +197,62 @@ static void check_order(enum use use, enum order order, uint64_t largest_bytes, 
         row(status().reserved_bytes <= before + 4 * MIB && status().graph_bytes == 0, name);
 }
 
+static CUdeviceptr part_of(CUgraph graph, __typeof__(cuStreamBeginCaptureToGraph) *begin)
+{
+        CUdeviceptr p;
+
+        GR_MUST(begin(stream, graph, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemAlloc(&p, 4 * MIB));
+        GR_MUST(gt_fill(&gt, stream, p, 1, MIB));
+        GR_MUST(cuMemFree(p));
+        cuStreamEndCapture(stream, &graph); /* the simulated device refuses the second one */
+        return p;
+}
+
+/* Nothing orders two captures into one graph: both may run at once. */
+static void check_parts(bool is_private)
+{
+        __typeof__(cuStreamBeginCaptureToGraph) *begin = GT_OPTIONAL(cuStreamBeginCaptureToGraph);
+        CUdeviceptr p, q;
+        CUgraph graph;
+
+        if (!begin || is_private)
+                return;
+        GR_MUST(cuGraphCreate(&graph, 0));
+        p = part_of(graph, begin);
+        q = part_of(graph, begin);
+        row(p + 4 * MIB <= q || q + 4 * MIB <= p, "two captures into one graph");
+        GR_MUST(cuGraphDestroy(graph));
+}
+
+/* From when on nodes can be added by hand, a capture gets nothing again that it had and freed before. */
+static void check_by_hand(bool asks)
+{
+        CUdeviceptr p, other, q;
+        CUstreamCaptureStatus state;
+        const CUgraphEdgeData *edges;
+        const CUgraphNode *nodes;
+        CUgraph graph;
+        cuuint64_t id;
+        size_t count;
+
+        reclaim();
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemAlloc(&p, 4 * MIB));
+        GR_MUST(gt_fill(&gt, stream, p, 1, MIB));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemAlloc(&other, 4 * KIB)); /* makes what is freed ready */
+        if (asks)
+                GR_MUST(cuStreamGetCaptureInfo(stream, &state, &id, &graph, &nodes, &edges, &count));
+        GR_MUST(cuMemAlloc(&q, 4 * MIB));
+        GR_MUST(gt_fill(&gt, stream, q, 2, MIB));
+        GR_MUST(cuMemFree(other));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphDestroy(graph));
+        row((p + 4 * MIB <= q || q + 4 * MIB <= p) == asks, asks ? "nodes by hand" : "no nodes by hand");
+}
+
 int main(int argc, char **argv)
 {
         bool is_private = false;
@@ -224,6 +280,11 @@ int main(int argc, char **argv)
                 reclaim();
                 for (enum order order = 0; order < ORDERS; order++)
                         check_order(use, order, largest, is_private);
+        }
+        check_parts(is_private);
+        if (!is_private) {
+                check_by_hand(false);
+                check_by_hand(true);
         }
         printf("%d rows bad\n", bad);
         return bad > 0;
