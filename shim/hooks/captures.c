@@ -15,6 +15,7 @@ static uint64_t captures_begun GR_GUARDED_BY(capturing_lock);
 /* Of what was allocated while several captures were open, for good; NULL: nothing yet. */
 static struct gr_graph_hold *unknown_hold GR_GUARDED_BY(capturing_lock);
 
+static _Atomic unsigned objects; /* user objects that the driver has from here */
 static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
 static pthread_key_t thread_key; /* set in threads that have captured on their per-thread stream: thread_ends */
 static bool thread_key_made;
@@ -157,6 +158,7 @@ void gr_capture_began(const struct gr_capture *capture)
 /* Called by the driver: in the thread that lets go of the last reference, or later in one of its own. */
 static void CUDA_CB destroyed(void *hold)
 {
+        atomic_fetch_sub(&objects, 1);
         gr_graph_hold_release(hold);
         wake_if_over();
 }
@@ -179,8 +181,16 @@ void gr_capture_became(uint64_t number, CUgraph graph)
                 gr_graph_hold_retain(hold); /* for good, if the driver refuses */
         gr_unlock(&capturing_lock);
         if (hold && gr_real.cuUserObjectCreate && gr_real.cuGraphRetainUserObject &&
-            gr_real.cuUserObjectCreate(&object, hold, destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) == CUDA_SUCCESS)
+            gr_real.cuUserObjectCreate(&object, hold, destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) ==
+                    CUDA_SUCCESS) {
+                atomic_fetch_add(&objects, 1);
                 gr_real.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+        }
+}
+
+bool gr_captures_have_objects(void)
+{
+        return atomic_load(&objects) > 0;
 }
 
 /*

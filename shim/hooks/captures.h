@@ -54,6 +54,9 @@ uint64_t gr_capture_number(const void *stream, CUcontext current);
  */
 void gr_capture_became(uint64_t number, CUgraph graph);
 
+/* Whether a graph, or what was made of one, has a user object of this library. Any thread. */
+bool gr_captures_have_objects(void);
+
 /* Removes the capture with this number and all captures of the context from the list; 0 and NULL match none. */
 void gr_capture_over(uint64_t number, CUcontext context);
 

@@ -20,6 +20,7 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/no_cancel.h"
 #include "device/device.h"
 #include "device/overhead.h"
@@ -46,6 +47,7 @@ struct request {
         CUgraphExec exec;
         CUstream stream;
         CUresult (*real)(CUgraphExec exec, CUstream stream);
+        bool launches; /* else it uploads */
         struct gr_device *device;
         uint64_t need_bytes;
         bool may_have_it; /* its memory may be in what is charged already */
@@ -351,13 +353,25 @@ static void climb(int (*attempt)(void *arg), void *arg)
                 gr_ladder_climb_for(context, UNKNOWN_BYTES, attempt, arg, -ENOMEM);
 }
 
+/*
+ * While another thread waits for the stream, the driver may launch a graph that has user objects and answer
+ * CUDA_ERROR_UNKNOWN all the same (docs/measurements.md, user-object-launch). The objects are this library's: without
+ * them the program would have got CUDA_SUCCESS. If the context is broken, its next call says so.
+ */
+static int call(struct request *request)
+{
+        request->result = request->real(request->exec, request->stream);
+        if (request->result == CUDA_ERROR_UNKNOWN && request->launches && gr_captures_have_objects()) {
+                gr_log(GR_LOG_INFO, "the driver has launched a graph, and says that it failed: that is not passed on");
+                request->result = CUDA_SUCCESS;
+        }
+        return gr_errno_of(request->result);
+}
+
 /* An attempt of which no memory is known. */
 static int attempt_unknown(void *arg)
 {
-        struct request *request = arg;
-
-        request->result = request->real(request->exec, request->stream);
-        return gr_errno_of(request->result);
+        return call(arg);
 }
 
 static CUresult submit_unknown(struct request *request)
@@ -371,6 +385,7 @@ static int attempt(void *arg)
 {
         struct request *request = arg;
         uint64_t reserved;
+        int rc;
 
         assert(request->device && request->need_bytes > 0 && request->real);
         request->trims =
@@ -379,28 +394,25 @@ static int attempt(void *arg)
                 request->result = CUDA_ERROR_OUT_OF_MEMORY;
                 return -EDQUOT;
         }
-        request->result = request->real(request->exec, request->stream);
+        rc = call(request);
         gr_graph_memory_settle(request->device, reserved);
-        return gr_errno_of(request->result);
+        return rc;
 }
 
-/* An upload or launch. */
-static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
-                       CUresult (*real)(CUgraphExec exec, CUstream stream))
+static CUresult submit(struct request request, bool null_is_own)
 {
-        struct request request = {.exec = handle, .stream = stream, .real = real};
         struct gr_context *context;
         uint64_t now = atomic_load(&gr_graph_memory_trims);
         struct exec *exec;
         int rc;
         bool had_it = false;
 
-        if (!real)
+        if (!request.real)
                 return CUDA_ERROR_NOT_FOUND;
         if (atomic_load_explicit(&exec_count, memory_order_relaxed) == 0 || !gr_shim_ready())
                 return submit_unknown(&request);
         gr_lock(&lock);
-        exec = find_exec(handle);
+        exec = find_exec(request.exec);
         if (exec && exec->trims != now) {
                 request.device = exec->device;
                 request.need_bytes = exec->need_bytes;
@@ -408,7 +420,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
         }
         gr_unlock(&lock);
         /* A launch that is captured reserves nothing: it becomes part of another graph. */
-        if (!request.device || gr_capture_on(stream, null_is_own))
+        if (!request.device || gr_capture_on(request.stream, null_is_own))
                 return submit_unknown(&request);
         GR_NO_CANCEL; /* attempt charges, and then calls the driver */
         GR_KEEP_ERRNO;
@@ -427,7 +439,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
         }
         if (rc == 0) {
                 gr_lock(&lock);
-                exec = find_exec(handle);
+                exec = find_exec(request.exec);
                 if (exec)
                         exec->trims = request.trims;
                 gr_unlock(&lock);
@@ -437,11 +449,13 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
 
 static CUresult launch(CUgraphExec exec, CUstream stream, bool null_is_own, __typeof__(cuGraphLaunch) *real)
 {
+        const struct request request = {.exec = exec, .stream = stream, .real = real, .launches = true};
+
         gr_submit_begin(stream, null_is_own);
         if (!gr_stream_graph_begins())
-                return submit(exec, stream, null_is_own, real);
+                return submit(request, null_is_own);
         GR_NO_CANCEL; /* gr_stream_graph_began must follow */
-        return gr_stream_graph_began(submit(exec, stream, null_is_own, real));
+        return gr_stream_graph_began(submit(request, null_is_own));
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
@@ -456,16 +470,21 @@ GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
         return launch(exec, stream, true, gr_real.cuGraphLaunch_ptsz);
 }
 
+static CUresult upload(CUgraphExec exec, CUstream stream, bool null_is_own, __typeof__(cuGraphUpload) *real)
+{
+        return submit((struct request){.exec = exec, .stream = stream, .real = real}, null_is_own);
+}
+
 GR_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
-        return submit(exec, stream, false, gr_real.cuGraphUpload);
+        return upload(exec, stream, false, gr_real.cuGraphUpload);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
-        return submit(exec, stream, true, gr_real.cuGraphUpload_ptsz);
+        return upload(exec, stream, true, gr_real.cuGraphUpload_ptsz);
 }
 
 /* An instantiation, by the one of these that is not NULL. */
@@ -551,13 +570,13 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgrap
 /* An upload within the instantiation would reserve memory without a check, so it becomes a call of its own. */
 static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params,
                                  bool null_is_own, __typeof__(cuGraphInstantiateWithParams) *real,
-                                 __typeof__(cuGraphUpload) *upload)
+                                 __typeof__(cuGraphUpload) *real_upload)
 {
         struct instantiation of = {.with_params = real, .exec = exec, .graph = graph, .params = params};
         CUDA_GRAPH_INSTANTIATE_PARAMS without;
         CUresult result;
 
-        if (!gr_shim_ready() || !gr_graph_memory_in_use() || !params || !upload ||
+        if (!gr_shim_ready() || !gr_graph_memory_in_use() || !params || !real_upload ||
             !(params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD))
                 return instantiate(&of);
         without = *params;
@@ -568,7 +587,7 @@ static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_IN
         params->result_out = without.result_out;
         if (result != CUDA_SUCCESS)
                 return result;
-        result = submit(*exec, params->hUploadStream, null_is_own, upload);
+        result = upload(*exec, params->hUploadStream, null_is_own, real_upload);
         if (result != CUDA_SUCCESS) {
                 cuGraphExecDestroy(*exec);
                 params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;

@@ -464,6 +464,40 @@ static void what_later_work_waits_for(void)
         GR_MUST(cuEventDestroy(event));
 }
 
+static void *wait_for_stream(void *unused)
+{
+        (void)unused;
+        gt_attach(&gt);
+        GR_MUST(cuStreamSynchronize(stream));
+        return NULL;
+}
+
+/* The simulated device then always answers CUDA_ERROR_UNKNOWN to the launch of a graph that has user objects. */
+static void launched_while_another_waits(void)
+{
+        CUdeviceptr p, result;
+        CUgraphExec exec;
+        pthread_t thread;
+        uint32_t word;
+
+        GR_MUST(cuMemAlloc(&result, 4));
+        GR_MUST(cuMemsetD32(result, 0, 1));
+        begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, &p);
+        GR_MUST(gt_copy(&gt, stream, result, p, 1));
+        GR_MUST(cuMemFree(p));
+        exec = executable(finish(stream));
+        GR_MUST(gt_spin(&gt, stream, 50000));
+        pthread_create(&thread, NULL, wait_for_stream, NULL);
+        gt_sleep_us(20000); /* then it waits */
+        row(cuGraphLaunch(exec, stream) == CUDA_SUCCESS, "launched while another thread waits for the stream");
+        pthread_join(thread, NULL);
+        GR_MUST(cuMemcpyDtoHAsync(&word, result, 4, stream));
+        GR_MUST(cuStreamSynchronize(stream));
+        row(word == 7, "and it has run");
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuMemFree(result));
+}
+
 /* Memory of a width whose pitch is not known yet, in a capture; and pinned memory, cached or not, is refused there. */
 static void other_kinds(void)
 {
@@ -706,6 +740,7 @@ int main(int argc, char **argv)
                 a_chain();
                 a_fork();
                 what_later_work_waits_for();
+                launched_while_another_waits();
                 other_kinds();
                 comes_back();
                 is_there_again();

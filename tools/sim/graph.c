@@ -292,11 +292,16 @@ bool sim_graph_joined(CUgraph graph, const struct sim_frontier *frontier)
         return all;
 }
 
+/*
+ * As driver 580 does now and then, it runs a graph with user objects and answers CUDA_ERROR_UNKNOWN all the same while
+ * another thread waits for the stream: here always.
+ */
 static CUresult launch(CUgraphExec exec, CUstream stream)
 {
         CUgraph graph = exec->graph;
         struct sim_op ending = {.kind = SIM_OP_GRAPH_END};
         struct sim_node **nodes, *start, *end;
+        bool has_objects;
 
         if (stream->capture)
                 return sim_capture_graph(stream, graph);
@@ -317,7 +322,8 @@ static CUresult launch(CUgraphExec exec, CUstream stream)
         start = sim_stream_node(stream, NULL);
         sim_node_after(start, exec->last);
         sim_node_start(start);
-        end = sim_node_new(ending.u.holds.count ? &ending : NULL);
+        has_objects = ending.u.holds.count > 0;
+        end = sim_node_new(has_objects ? &ending : NULL);
         sim_node_after(end, start);
         for (size_t i = 0; i < graph->count; i++) {
                 nodes[i] = sim_node_new(&graph->nodes[i]->op);
@@ -335,7 +341,7 @@ static CUresult launch(CUgraphExec exec, CUstream stream)
         sim_node_replace(&exec->last, sim_node_get(end));
         sim_node_replace(&stream->last, end);
         sim_node_put(start);
-        return CUDA_SUCCESS;
+        return has_objects && stream->waiting > 0 ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
 }
 
 SIM_API cuGraphCreate(CUgraph *ret_graph, unsigned flags)

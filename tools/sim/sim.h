@@ -259,6 +259,7 @@ struct CUstream_st {
         int priority;
         unsigned long long id;
         struct sim_node *last;
+        unsigned waiting; /* threads, in cuStreamSynchronize */
         struct sim_capture *capture;
         struct sim_frontier frontier;
         CUstream next;        /* in ctx->streams, or the free list */

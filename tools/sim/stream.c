@@ -278,6 +278,7 @@ SIM_PTSZ(cuStreamQuery, (CUstream stream), (stream))
 SIM_PTSZ(cuStreamSynchronize, (CUstream stream), (stream))
 {
         struct sim_node *node;
+        unsigned long long id;
         CUstream s;
         CUresult rc;
 
@@ -288,9 +289,13 @@ SIM_PTSZ(cuStreamSynchronize, (CUstream stream), (stream))
         if (rc == CUDA_SUCCESS) {
                 node = sim_stream_node(s, NULL);
                 sim_node_start(node);
+                id = s->id;
+                s->waiting++;
                 sim_node_wait(node);
+                if (s->id == id) /* else another stream has taken the place of a destroyed one */
+                        s->waiting--;
                 sim_node_put(node);
-                sim_pool_synchronized(NULL, s->id);
+                sim_pool_synchronized(NULL, id);
         }
         sim_unlock();
         return rc;
