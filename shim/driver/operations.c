@@ -74,19 +74,35 @@ CUresult gr_result_of(int rc)
         }
 }
 
+#define UNKNOWN_MODE ((CUstreamCaptureMode)-1)
+
+/* Tried twice, because the call may answer with the error of an earlier one (cuda.h). False: nothing has changed. */
+static bool exchange_mode(CUstreamCaptureMode *mode)
+{
+        __typeof__(cuThreadExchangeStreamCaptureMode) *exchange = gr_real.cuThreadExchangeStreamCaptureMode;
+
+        return exchange && (exchange(mode) == CUDA_SUCCESS || exchange(mode) == CUDA_SUCCESS);
+}
+
 CUstreamCaptureMode gr_operations_relax_captures(void)
 {
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 
-        if (gr_real.cuThreadExchangeStreamCaptureMode)
-                gr_real.cuThreadExchangeStreamCaptureMode(&mode);
-        return mode;
+        return exchange_mode(&mode) ? mode : UNKNOWN_MODE;
 }
 
 void gr_operations_restore_captures(CUstreamCaptureMode mode)
 {
-        if (gr_real.cuThreadExchangeStreamCaptureMode)
-                gr_real.cuThreadExchangeStreamCaptureMode(&mode);
+        if (mode != UNKNOWN_MODE)
+                exchange_mode(&mode);
+}
+
+CUstreamCaptureMode gr_operations_capture_mode(void)
+{
+        CUstreamCaptureMode mode = gr_operations_relax_captures();
+
+        gr_operations_restore_captures(mode);
+        return mode == UNKNOWN_MODE ? CU_STREAM_CAPTURE_MODE_GLOBAL : mode;
 }
 
 bool gr_operations_allow_in_captures(CUstreamCaptureMode *ret_mode)

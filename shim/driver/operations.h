@@ -74,6 +74,9 @@ static inline CUresult gr_result(int rc)
 CUstreamCaptureMode gr_operations_relax_captures(void);
 void gr_operations_restore_captures(CUstreamCaptureMode mode);
 
+/* The calling thread's mode; the strictest where the driver does not tell. */
+CUstreamCaptureMode gr_operations_capture_mode(void);
+
 /*
  * While a stream captures the driver refuses to allocate and to free, and breaks the capture (tests/gpu/facts,
  * capture). What the pool does is safe beside captures, as their memory has holds (core/cache/graph_hold.h), so its

@@ -12,7 +12,10 @@ static struct gr_lock capturing_lock = GR_LOCK_INIT(GR_RANK_CAPTURING);
 static struct gr_capture *capturing GR_GUARDED_BY(capturing_lock);
 static unsigned capturing_count GR_GUARDED_BY(capturing_lock), capturing_room GR_GUARDED_BY(capturing_lock);
 static uint64_t captures_begun GR_GUARDED_BY(capturing_lock);
-/* Of what was allocated while several captures were open, for good; NULL: nothing yet. */
+/*
+ * For good, of what is allocated while several captures are open, or when there is no memory for a hold of its own.
+ * NULL: no capture has begun yet.
+ */
 static struct gr_graph_hold *unknown_hold GR_GUARDED_BY(capturing_lock);
 
 static _Atomic unsigned objects; /* user objects that the driver has from here */
@@ -132,7 +135,9 @@ bool gr_captures_have_room(void)
                         capturing_room = more_room;
                 }
         }
-        room = capturing_count < capturing_room;
+        if (!unknown_hold)
+                unknown_hold = gr_graph_hold_new(&gr_core, false);
+        room = capturing_count < capturing_room && unknown_hold;
         gr_unlock(&capturing_lock);
         return room;
 }
@@ -214,14 +219,6 @@ static GR_HELD(capturing_lock) unsigned refusing(CUstreamCaptureMode mode, struc
         return count;
 }
 
-static CUstreamCaptureMode own_mode(void)
-{
-        CUstreamCaptureMode mode = gr_operations_relax_captures();
-
-        gr_operations_restore_captures(mode);
-        return mode;
-}
-
 bool gr_captures_refuse(void)
 {
         CUstreamCaptureMode mode;
@@ -230,7 +227,7 @@ bool gr_captures_refuse(void)
 
         if (!gr_captures_are_open())
                 return false;
-        mode = own_mode();
+        mode = gr_operations_capture_mode();
         gr_lock(&capturing_lock);
         refuse = refusing(mode, &first) > 0;
         gr_unlock(&capturing_lock);
@@ -239,7 +236,7 @@ bool gr_captures_refuse(void)
 
 bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
-        CUstreamCaptureMode mode = own_mode();
+        CUstreamCaptureMode mode = gr_operations_capture_mode();
         struct gr_graph_hold *hold = NULL;
         struct gr_capture *first = NULL;
         bool shared = gr_core.config.graph_arena == GR_GRAPH_SHARED, single_stream = false, served;
@@ -293,30 +290,22 @@ void gr_captures_note_work(CUstream stream, bool null_is_own)
 
 void gr_captures_hold(uint64_t ptr)
 {
-        CUstreamCaptureMode mode = own_mode();
+        CUstreamCaptureMode mode = gr_operations_capture_mode();
         struct gr_graph_hold *hold = NULL;
         struct gr_capture *first = NULL;
         unsigned count;
 
         gr_lock(&capturing_lock);
         count = refusing(mode, &first);
-        if (count > 0) {
-                /* With several captures it is not known which of their graphs uses the block. */
-                struct gr_graph_hold **at = count == 1 ? &first->hold : &unknown_hold;
-
-                if (!*at)
-                        *at = gr_graph_hold_new(&gr_core, count == 1 && gr_core.config.graph_arena == GR_GRAPH_SHARED);
-                hold = *at;
-                if (hold)
-                        gr_graph_hold_retain(hold);
-        }
+        if (count == 1 && !first->hold)
+                first->hold = gr_graph_hold_new(&gr_core, gr_core.config.graph_arena == GR_GRAPH_SHARED);
+        /* With several captures it is not known which of their graphs uses the block. */
+        hold = count == 1 && first->hold ? first->hold : unknown_hold;
+        if (count > 0)
+                gr_graph_hold_retain(hold);
         gr_unlock(&capturing_lock);
         if (count == 0)
                 return;
-        if (!hold) { /* out of memory: the pool never hands the block out again */
-                gr_ledger_mark_exported(gr_core.ledger, ptr);
-                return;
-        }
         gr_pool_hold(hold, ptr);
         gr_graph_hold_release(hold);
 }

@@ -277,6 +277,43 @@ static void capture(void)
         TRY(cuStreamDestroy(stream));
 }
 
+/* ---- memory of captures, freed in them; natively they could not have any ---- */
+
+static void graph_memory(void)
+{
+        CUdeviceptr inside, others[4];
+        CUstream stream;
+        CUgraphExec exec;
+        CUgraph graph;
+
+        open_device();
+        load_kernels();
+        TRY(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        for (uint32_t round = 0; dlsym(RTLD_DEFAULT, "gpureclaim_status") && round < 2; round++) {
+                TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+                for (int i = 0; i < 2; i++) {
+                        inside = take(LARGE);
+                        fill(stream, inside, 7);
+                        give(inside);
+                }
+                TRY(cuStreamEndCapture(stream, &graph));
+                TRY(cuGraphInstantiate(&exec, graph, 0));
+                TRY(cuGraphDestroy(graph));
+                for (uint32_t i = 0; i < 4; i++) {
+                        others[i] = take(LARGE);
+                        use(others[i], LARGE, 80 + i);
+                }
+                TRY(cuGraphLaunch(exec, stream));
+                TRY(cuStreamSynchronize(stream));
+                for (uint32_t i = 0; i < 4; i++) {
+                        check(others[i], LARGE, 80 + i);
+                        give(others[i]);
+                }
+                TRY(cuGraphExecDestroy(exec));
+        }
+        TRY(cuStreamDestroy(stream));
+}
+
 /* ---- several contexts; one ends with live and cached memory, the primary one is reset ---- */
 
 static void contexts(void)
@@ -929,6 +966,8 @@ const struct sweep_scene sweep_scenes[] = {
         {"streams-sync", streams, {CARD, "GPURECLAIM_REUSE=sync"}, true},
         {"streams-old", streams, {CARD, "GRSIM_MISSING=cuCtxRecordEvent,cuCtxWaitEvent"}, false},
         {"capture", capture, {CARD}, true},
+        {"graph-memory", graph_memory, {CARD}, true, .keeps = true},
+        {"graph-memory-shared", graph_memory, {CARD, "GPURECLAIM_GRAPH_ARENA=shared"}, true, .keeps = true},
         {"contexts", contexts, {CARD}, true},
         {"peers", peers, {CARD, "GRSIM_DEVICES=2"}, false},
         {"pools", pools, {CARD}, true},

@@ -18,7 +18,8 @@
  * - one of its calls may return the fault's code, once, if the fault was in that very function of the driver: natively
  *   it would have. No other call fails. The same call, tried again, succeeds;
  * - of the C library, only memory that is refused may show: as CUDA_ERROR_OUT_OF_MEMORY, from one call, once;
- * - what the driver refuses to take back from the library is lost, up to a block; memory that only spilling could have
+ * - what the driver refuses to take back from the library is lost, up to a block, and so is the memory of a graph whose
+ *   end it will not tell, or for which there are no structures; memory that only spilling could have
  *   given is not had where the host gives none; without its neighbour's help a process has what there is; a call whose
  *   context the driver does not tell goes to the driver as it is, and so does one that comes before its library can be
  *   opened; where blocks lie across pages (split, auto) one of them may not find the place that it found without the
@@ -387,6 +388,18 @@ static bool in_list(const char *name, const char *const *list)
 /* Memory is left with the driver, which refused to take it back, and nobody knows for how long. */
 static const char *const give_back[] = {"cuMemFree_v2", "cuMemFreeAsync", "cuMemUnmap", "cuMemRelease", NULL};
 
+/* Nobody tells when a graph has gone, so the memory of its capture is kept for good. */
+static const char *const tell_of_graphs[] = {"cuUserObjectCreate", "cuGraphRetainUserObject", NULL};
+
+/* Whether a block may be lost by the fault. Without memory for structures, a block of a graph is kept for good. */
+static bool may_lose(const struct fault *fault)
+{
+        if (!fault->driver)
+                return fault->in->scene->keeps && refuses_memory(fault->which);
+        return in_list(driver_symbols[fault->which], give_back) ||
+               in_list(driver_symbols[fault->which], tell_of_graphs);
+}
+
 /* Whose failure may mean that there is no memory: for spilling; and without a context there is no ladder. */
 static const char *const needed_for_memory[] = {"cuMemHostAlloc", "cuMemHostGetDevicePointer_v2", "cuCtxGetCurrent",
                                                 "cuCtxGetDevice", NULL};
@@ -431,6 +444,13 @@ static bool may_show(const struct fault *fault, const char *call, int code, bool
         return refuses_memory(fault->which) && code == CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* A call goes to the driver as it is where that does not tell the context, and in a capture it refuses the call. */
+static bool breaks_capture(const struct fault *fault)
+{
+        return fault->driver && strcmp(driver_symbols[fault->which], "cuCtxGetCurrent") == 0 &&
+               sweep_report->error_count > 0 && sweep_report->errors[0].code == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
 /* Whether it came to the fault at all. */
 static bool happened(const struct fault *fault, int status)
 {
@@ -448,12 +468,12 @@ static bool has_bins(const struct sweep_case *sweep_case)
 static bool against_rule(const struct fault *fault, int status, char *why, size_t bytes)
 {
         const struct sweep_report *report = sweep_report, *plain = &fault->in->plain;
-        bool dead = kills_contexts(fault);
-        size_t lost = fault->driver && in_list(driver_symbols[fault->which], give_back) ? most_lost(plain) : 0;
+        bool broken = breaks_capture(fault), dead = kills_contexts(fault) || broken;
+        size_t lost = may_lose(fault) ? most_lost(plain) : 0;
         bool one_less = lost > 0 || !(native || has_bins(fault->in));
         unsigned errors = report->error_count;
 
-        for (unsigned i = 0; i < errors && i < SWEEP_ERRORS; i++)
+        for (unsigned i = 0; i < errors && i < SWEEP_ERRORS && !broken; i++)
                 if (!may_show(fault, report->errors[i].call, report->errors[i].code, report->errors[i].twice) ||
                     (i > 0 && !dead)) {
                         snprintf(why, bytes, "%s returned %d%s", report->errors[i].call, report->errors[i].code,

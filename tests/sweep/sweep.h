@@ -142,6 +142,7 @@ struct sweep_scene {
         const char *settings[8]; /* NAME=VALUE, NULL ends; FOLDER in a value stands for a folder of this run */
         bool any_pool;           /* worth a run with each kind of pool */
         bool helped;             /* by another process; without it there may be less memory */
+        bool keeps;              /* without memory for structures, a block of a graph is kept for good */
 };
 
 extern const struct sweep_scene sweep_scenes[];
