@@ -80,7 +80,7 @@ struct gr_device {
         bool integrated;                /* the device uses the host's memory; constant once blocks exist */
         _Atomic uint64_t spill_bytes;   /* most host memory that may serve allocations in place of device memory */
         _Atomic uint64_t spilled_bytes; /* how much of it is in use now */
-        _Atomic uint64_t graph_bytes;   /* freed, but parked for graphs (cache/graph_hold.h) */
+        _Atomic uint64_t graph_bytes;   /* freed, but parked for graphs (alloc/graph_hold.h) */
         _Atomic uint64_t executables;   /* executable graphs that the program made and did not destroy */
         /* What the driver took while it made some, at least; part of its overhead. GR_UNLIMITED: not known. */
         _Atomic uint64_t executable_bytes;

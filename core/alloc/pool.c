@@ -6,10 +6,10 @@
 
 #include <utlist.h>
 
+#include "alloc/graph_hold.h"
 #include "alloc/ladder.h"
 #include "cache/arena.h"
 #include "cache/block.h"
-#include "cache/graph_hold.h"
 #include "cache/pool_kind.h"
 #include "cache/preallocate.h"
 #include "fence/fence.h"
@@ -420,7 +420,8 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
         if (rc)
                 return rc;
         assert(block->ptr == ptr && !gr_block_is_live(block)); /* claimed: this thread alone has it */
-        if (__builtin_expect(block->hold != 0, 0) && gr_graph_hold_park(core, block))
+        if (__builtin_expect(atomic_load_explicit(&block->hold, memory_order_relaxed) != 0, 0) &&
+            gr_graph_hold_park(core, block))
                 return 0;
         return free_claimed(core, block, order);
 }
@@ -431,7 +432,7 @@ void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
 
         if (gr_block_claim(hold->core, ptr, &block))
                 return; /* its context has ended */
-        block->hold = hold->number;
+        gr_graph_hold_own(hold, block);
         if (!gr_ledger_hand_out(block, atomic_load(&block->requested_bytes)))
                 gr_block_drop(block);
 }
@@ -483,7 +484,7 @@ bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, 
                 block = gr_graph_hold_take(hold, context, bytes);
         if (!block)
                 return false;
-        block->hold = hold->number;
+        gr_graph_hold_own(hold, block);
         return hand_out_by_ledger(block, bytes, ret_ptr);
 }
 

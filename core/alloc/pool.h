@@ -91,7 +91,7 @@ struct gr_graph_hold;
 
 /*
  * The live block at ptr, which the program does not know yet, belongs to hold, of which the caller is a user: freed, it
- * is parked as long as hold has users (cache/graph_hold.h). The block then has no home, so that its free is slow. No
+ * is parked as long as hold has users (alloc/graph_hold.h). The block then has no home, so that its free is slow. No
  * lock of core/ is held.
  */
 void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr);

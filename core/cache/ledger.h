@@ -57,7 +57,8 @@ struct gr_block {
         _Atomic uint8_t flags; /* changed with the shard's lock held, by ledger.c */
 
         unsigned kind; /* of pinned memory: the kind that gr_pinned_alloc was called with */
-        unsigned hold; /* a graph uses it: the number of its hold (cache/graph_hold.h), else 0; written by its owner */
+        /* A graph uses it: the number of its hold (alloc/graph_hold.h), else 0; written by its owner. */
+        _Atomic unsigned hold;
 };
 
 /* Bytes of a block's structure, also where the block is the first field of a larger one (a range, pinned memory). */

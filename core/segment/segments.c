@@ -211,10 +211,23 @@ GR_HOT_CODE void gr_segments_free_usable(struct gr_context *context)
         }
 }
 
+GR_HOT_CODE bool gr_segments_list(struct gr_context *context, struct gr_block *block)
+{
+        struct gr_block *stale;
+
+        if (gr_block_add(context->core, block, &stale))
+                return false;
+        if (stale && !(stale->flags & GR_BLOCK_SPLIT)) {
+                gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
+                gr_block_free(stale);
+        }
+        return true;
+}
+
 GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struct gr_range *range, size_t bytes)
 {
         struct gr_split *split = context->split;
-        struct gr_block *block = &range->block, *stale;
+        struct gr_block *block = &range->block;
         struct gr_range *rest;
 
         gr_assert_locked(&split->lock);
@@ -222,13 +235,9 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         assert(range->segment->small == gr_is_small(bytes) || range->segment->graph);
         /* The class is for the report of the largest holders. */
         gr_block_begin_cached(block, gr_class_of(bytes), GR_BLOCK_SPLIT | (range->segment->graph ? GR_BLOCK_GRAPH : 0));
-        if (gr_block_add(context->core, block, &stale)) {
+        if (!gr_segments_list(context, block)) {
                 gr_range_free(split, range);
                 return NULL;
-        }
-        if (stale && !(stale->flags & GR_BLOCK_SPLIT)) {
-                gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
-                gr_block_free(stale);
         }
         /* Without host memory for a second range the block keeps the rest. */
         rest = block->capacity_bytes > bytes ? gr_range_cut(range, bytes) : NULL;

@@ -58,6 +58,9 @@ bool gr_segments_merge_fastbins_of(struct gr_arena *arena);
 /* Frees the waiting ranges whose epoch has become usable; they leave the queue. */
 void gr_segments_free_usable(struct gr_context *context);
 
+/* Adds a range's block to the ledger, where what is left at its address goes. False: out of memory. */
+bool gr_segments_list(struct gr_context *context, struct gr_block *block);
+
 /*
  * Makes the first bytes of range, in no list, a block; the rest is freed. NULL: out of memory, and all of it is free.
  */

@@ -442,6 +442,75 @@ void gr_split_end_graphs(struct gr_context *context)
         gr_unlock(&context->split->lock);
 }
 
+/* A range that was one used range has become two (1), or two have become one (-1). */
+static void count_cut(struct gr_segment *segment, int sign)
+{
+        if (!segment->pages) /* else its extents count bytes */
+                segment->used_count += (size_t)sign;
+}
+
+/* Lock not held. */
+struct gr_block *gr_split_cut(struct gr_block *block, size_t bytes)
+{
+        struct gr_range *range = gr_range_of(block), *rest = NULL;
+        struct gr_context *context = block->context;
+
+        assert(block->flags == GR_BLOCK_SPLIT && block->capacity_bytes >= bytes);
+        bytes = range_bytes(bytes);
+        gr_lock(&context->split->lock);
+        if (gr_block_state(block) != GR_BLOCK_GONE && block->capacity_bytes > bytes)
+                rest = gr_range_cut(range, bytes);
+        if (rest) {
+                gr_block_begin_cached(&rest->block, gr_class_of(rest->block.capacity_bytes), GR_BLOCK_SPLIT);
+                if (gr_segments_list(context, &rest->block)) {
+                        block->class = (uint8_t)gr_class_of(bytes);
+                        count_cut(range->segment, 1);
+                } else {
+                        gr_range_swallow(range, rest);
+                        rest = NULL;
+                }
+        }
+        gr_unlock(&context->split->lock);
+        return rest ? &rest->block : NULL;
+}
+
+static bool may_leave(struct gr_range *adjacent, gr_split_leaves *leaves, void *arg)
+{
+        return adjacent && adjacent->state == GR_RANGE_USED && leaves(&adjacent->block, arg);
+}
+
+static void join(struct gr_range *range, struct gr_range *after)
+{
+        struct gr_block *block = &range->block;
+        const struct gr_context *context = block->context;
+
+        gr_assert_locked(&context->split->lock);
+        gr_ledger_drop(context->core->ledger, &after->block);
+        gr_range_swallow(range, after);
+        block->class = (uint8_t)gr_class_of(block->capacity_bytes);
+        count_cut(range->segment, -1);
+}
+
+/* Lock not held. */
+struct gr_block *gr_split_join(struct gr_block *block, gr_split_leaves *leaves, void *arg)
+{
+        struct gr_range *range = gr_range_of(block);
+        struct gr_split *split = block->context->split;
+
+        assert(block->flags == GR_BLOCK_SPLIT);
+        gr_lock(&split->lock);
+        if (gr_block_state(block) != GR_BLOCK_GONE) { /* else its segment has gone, too */
+                if (may_leave(range->after, leaves, arg))
+                        join(range, range->after);
+                if (may_leave(range->before, leaves, arg)) {
+                        range = range->before;
+                        join(range, range->after);
+                }
+        }
+        gr_unlock(&split->lock);
+        return &range->block;
+}
+
 /* Counts bytes as freed into the open epoch. True: that is so much that the epoch should be closed. */
 static bool count_freed(struct gr_context *context, uint64_t bytes)
 {

@@ -120,6 +120,20 @@ int gr_split_grow_for_graph(struct gr_context *context, size_t bytes, struct gr_
 void gr_split_end_graphs(struct gr_context *context);
 
 /*
+ * Of ranges that were freed and belong to the caller, who has not given them back (flags GR_BLOCK_SPLIT alone). Their
+ * context may end meanwhile: then nothing happens. The split's lock is not held.
+ *
+ * gr_split_cut makes block bytes long, in units, and returns the rest, which is the caller's, too. NULL: block is no
+ * longer than that, or there is no memory for the structures; it is as it was.
+ *
+ * gr_split_join merges block with the ranges before and behind it that leave: those of which leaves says so, which is
+ * called with the lock held and takes them out of their list. Returns the block that there is now.
+ */
+typedef bool gr_split_leaves(struct gr_block *adjacent, void *arg);
+struct gr_block *gr_split_cut(struct gr_block *block, size_t bytes);
+struct gr_block *gr_split_join(struct gr_block *block, gr_split_leaves *leaves, void *arg);
+
+/*
  * Takes back a block that the program freed (claimed in the ledger; the caller's until now). epoch: from
  * gr_fence_freed, or GR_SPLIT_NEVER where its memory must not be reused. by_driver: where its segment is free now, it
  * goes back to the driver at once, which may block. waits: what must not be reused goes back at once, too, which waits

@@ -79,7 +79,7 @@ CUstreamCaptureMode gr_operations_capture_mode(void);
 
 /*
  * While a stream captures the driver refuses to allocate and to free, and breaks the capture (tests/gpu/facts,
- * capture). What the pool does is safe beside captures, as their memory has holds (core/cache/graph_hold.h), so its
+ * capture). What the pool does is safe beside captures, as their memory has holds (core/alloc/graph_hold.h), so its
  * calls are relaxed. True: they were, and gr_operations_restore_captures has to follow. False: no capture is open, or
  * there is no pool.
  */

@@ -1,6 +1,6 @@
 /*
  * The captures that are open. While there is one, the library must not record events of its own, those of fences. And
- * what is allocated for their graphs is kept for these (core/cache/graph_hold.h).
+ * what is allocated for their graphs is kept for these (core/alloc/graph_hold.h).
  */
 #ifndef GR_CAPTURES_H
 #define GR_CAPTURES_H

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "alloc/pool.h"
-#include "cache/graph_hold.h"
+#include "alloc/graph_hold.h"
 #include "check.h"
 #include "core.h"
 #include "scripted.h"

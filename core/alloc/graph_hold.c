@@ -1,4 +1,4 @@
-#include "cache/graph_hold.h"
+#include "alloc/graph_hold.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -10,9 +10,10 @@
 #include "cache/block.h"
 #include "cache/ledger.h"
 #include "context/context.h"
+#include "segment/split.h"
 
 #define LOOK         256 /* parked blocks that a request looks at */
-#define LARGER_SHARE 8   /* one that serves it is larger by at most an eighth, and one unit */
+#define LARGER_SHARE 8   /* one that cannot be cut is larger by at most an eighth, and one unit */
 
 /* Counts a block as parked (1), or not (-1). */
 static void count(const struct gr_block *block, int sign)
@@ -62,71 +63,125 @@ void gr_graph_hold_release(struct gr_graph_hold *hold)
         atomic_store(&core->holds_over, true);
 }
 
+void gr_graph_hold_own(struct gr_graph_hold *hold, struct gr_block *block)
+{
+        block->prev = NULL;
+        atomic_store(&block->hold, hold->number);
+}
+
+/* Whether a parked block may be cut and merged. What is known outside has to stay as it is. */
+static bool is_plain_range(const struct gr_block *block)
+{
+        return atomic_load(&block->flags) == GR_BLOCK_SPLIT;
+}
+
+/* Below, the lock of holds is held unless a comment says otherwise. */
+
+static void unlist(struct gr_graph_hold *hold, struct gr_block *block)
+{
+        DL_DELETE(hold->parked, block);
+        block->prev = NULL;
+}
+
+/* Takes a block out of the hold's list if it is parked there, to merge it with an adjacent one. */
+static bool leaves_to_join(struct gr_block *adjacent, void *arg)
+{
+        struct gr_graph_hold *hold = arg;
+
+        /* prev is the list's, and NULL, as long as a block is in no list: only of a block of another hold it may not */
+        if (atomic_load(&adjacent->hold) != hold->number || !adjacent->prev || !is_plain_range(adjacent))
+                return false;
+        unlist(hold, adjacent);
+        return true;
+}
+
+static void park(struct gr_graph_hold *hold, struct gr_block *block)
+{
+        count(block, 1);
+        if (is_plain_range(block))
+                block = gr_split_join(block, leaves_to_join, hold);
+        atomic_store(&block->hold, hold->number);
+        DL_PREPEND(hold->parked, block);
+}
+
+/* Lock not held. */
 bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
 {
+        unsigned number = atomic_load(&block->hold);
         struct gr_graph_hold *hold;
 
         assert(!gr_block_is_live(block) && !gr_block_has_home(block));
-        if (block->hold == 0)
+        if (number == 0)
                 return false;
         gr_lock(&core->holds_lock);
-        LL_SEARCH_SCALAR(core->holds, hold, number, block->hold);
+        LL_SEARCH_SCALAR(core->holds, hold, number, number);
         if (hold && atomic_load(&hold->users) > 0 && !(hold->shared && hold->ended && block->flags & GR_BLOCK_GRAPH)) {
-                block->next = hold->parked;
-                hold->parked = block;
-                count(block, 1);
+                park(hold, block);
         } else {
-                block->hold = 0;
+                atomic_store(&block->hold, 0);
                 hold = NULL;
         }
         gr_unlock(&core->holds_lock);
         return hold;
 }
 
+/* The smallest of the newest parked blocks that serves the request. */
+static struct gr_block *best_parked(const struct gr_graph_hold *hold, const struct gr_context *context, size_t bytes)
+{
+        size_t most = bytes + bytes / LARGER_SHARE + GR_SPLIT_UNIT_BYTES;
+        struct gr_block *block, *best = NULL;
+        unsigned looked_at = 0;
+
+        DL_FOREACH (hold->parked, block) {
+                if (block->context == context && !(block->flags & ~GR_BLOCK_SPLIT) && block->capacity_bytes >= bytes &&
+                    (block->capacity_bytes <= most ||
+                     (is_plain_range(block) && gr_is_small(block->capacity_bytes) == gr_is_small(bytes))) &&
+                    (!best || block->capacity_bytes < best->capacity_bytes))
+                        best = block;
+                if (++looked_at == LOOK)
+                        break;
+        }
+        return best;
+}
+
+/* Lock not held. */
 struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes)
 {
-        struct gr_core *core = hold->core;
-        struct gr_block **at, *block;
-        size_t most = bytes + bytes / LARGER_SHARE + GR_SPLIT_UNIT_BYTES;
+        struct gr_block *block, *rest;
 
-        gr_lock(&core->holds_lock);
-        at = &hold->parked;
-        for (unsigned looked_at = 0; (block = *at); at = &block->next) {
-                if (block->context == context && !(block->flags & ~GR_BLOCK_SPLIT) && block->capacity_bytes >= bytes &&
-                    block->capacity_bytes <= most)
-                        break;
-                if (++looked_at == LOOK) {
-                        block = NULL;
-                        break;
-                }
-        }
+        gr_lock(&hold->core->holds_lock);
+        block = best_parked(hold, context, bytes);
         if (block) {
-                *at = block->next;
+                unlist(hold, block);
                 count(block, -1);
+                rest = is_plain_range(block) ? gr_split_cut(block, bytes) : NULL;
+                if (rest)
+                        park(hold, rest);
         }
-        gr_unlock(&core->holds_lock);
+        gr_unlock(&hold->core->holds_lock);
         return block;
 }
 
+/* Lock not held. */
 struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold, bool ends)
 {
-        struct gr_block *all = NULL, *block, **at;
+        struct gr_block *all = NULL, *block, *next;
 
         gr_lock(&hold->core->holds_lock);
         hold->ended |= ends;
-        for (at = &hold->parked; (block = *at);) {
-                if (!(block->flags & GR_BLOCK_GRAPH)) {
-                        at = &block->next;
+        DL_FOREACH_SAFE (hold->parked, block, next) {
+                if (!(block->flags & GR_BLOCK_GRAPH))
                         continue;
-                }
-                *at = block->next;
+                unlist(hold, block);
                 count(block, -1);
-                block->hold = 0;
+                atomic_store(&block->hold, 0);
                 LL_PREPEND(all, block);
         }
         gr_unlock(&hold->core->holds_lock);
         return all;
 }
+
+/* Below, no lock is held. */
 
 bool gr_graph_holds_are_over(struct gr_core *core)
 {
@@ -140,23 +195,20 @@ bool gr_graph_holds_begin(struct gr_core *core)
 
 struct gr_block *gr_graph_holds_collect(struct gr_core *core, struct gr_context *context)
 {
-        struct gr_block *all = NULL, *block, **at;
+        struct gr_block *all = NULL, *block, *next;
         struct gr_graph_hold *hold, *tmp;
 
         gr_lock(&core->holds_lock);
         LL_FOREACH_SAFE (core->holds, hold, tmp) {
                 if (atomic_load(&hold->users) > 0)
                         continue;
-                for (at = &hold->parked; (block = *at);) {
-                        if (context ? block->context != context : gr_block_state(block) != GR_BLOCK_GONE) {
-                                at = &block->next;
+                DL_FOREACH_SAFE (hold->parked, block, next) {
+                        if (context ? block->context != context : gr_block_state(block) != GR_BLOCK_GONE)
                                 continue;
-                        }
-                        *at = block->next;
-                        block->next = all;
-                        block->hold = 0;
-                        all = block;
+                        unlist(hold, block);
                         count(block, -1);
+                        atomic_store(&block->hold, 0);
+                        LL_PREPEND(all, block);
                 }
                 if (context)
                         continue;
@@ -174,20 +226,17 @@ struct gr_block *gr_graph_holds_collect(struct gr_core *core, struct gr_context 
 void gr_graph_holds_drop(struct gr_context *context)
 {
         struct gr_core *core = context->core;
-        struct gr_block *gone = NULL, *block, **at;
+        struct gr_block *gone = NULL, *block, *next;
         struct gr_graph_hold *hold;
 
         gr_lock(&core->holds_lock);
         LL_FOREACH (core->holds, hold) {
-                for (at = &hold->parked; (block = *at);) {
-                        if (block->context != context) {
-                                at = &block->next;
+                DL_FOREACH_SAFE (hold->parked, block, next) {
+                        if (block->context != context)
                                 continue;
-                        }
-                        *at = block->next;
-                        block->next = gone;
-                        gone = block;
+                        unlist(hold, block);
                         count(block, -1);
+                        LL_PREPEND(gone, block);
                 }
         }
         gr_unlock(&core->holds_lock);

@@ -31,7 +31,7 @@ struct gr_graph_hold {
         bool shared;          /* constant: one of core->graph_users while it has users */
         bool ended;           /* its capture has; guarded by core->holds_lock */
         _Atomic unsigned users;
-        struct gr_block *parked; /* by next; this and the list are guarded by core->holds_lock */
+        struct gr_block *parked; /* utlist's DL; this and the list are guarded by core->holds_lock */
         struct gr_graph_hold *next;
 };
 
@@ -44,6 +44,9 @@ void gr_graph_hold_retain(struct gr_graph_hold *hold);
 /* One user less. Takes no lock and makes no call: a callback of the driver may call it. */
 void gr_graph_hold_release(struct gr_graph_hold *hold);
 
+/* The block, which is the caller's and in no list, belongs to the hold from now on. */
+void gr_graph_hold_own(struct gr_graph_hold *hold, struct gr_block *block);
+
 /*
  * A block that the program has freed, and that is the caller's: true where its hold has users, which has it from now
  * on. Where it has no hold any more that is forgotten. No lock is held.
@@ -51,9 +54,10 @@ void gr_graph_hold_release(struct gr_graph_hold *hold);
 bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block);
 
 /*
- * Takes a block of the context that is parked in hold, and little larger than bytes; the caller has it. NULL: there is
- * none among the newest. Only for the capture that parked it: in the order of a single stream, its work on the block is
- * done before that of the next owner.
+ * Takes a block of the context that is parked in hold, the smallest that serves bytes among the newest; the caller has
+ * it. A range is cut to the size, and the rest stays parked: what is parked side by side is one range. Other blocks are
+ * little larger than bytes. NULL: there is none. Only for the capture that parked it: in the order of a single stream,
+ * its work on the block is done before that of the next owner.
  */
 struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes);
 
