@@ -21,16 +21,16 @@ static void count(const struct gr_block *block, int sign)
         gr_budget_add(&block->context->device->graph_bytes, (uint64_t)sign * block->capacity_bytes);
 }
 
-struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, bool shared)
+struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, struct gr_context *shared_in)
 {
         struct gr_graph_hold *hold = calloc(1, sizeof(*hold));
 
         if (!hold)
                 return NULL;
         hold->core = core;
-        hold->shared = shared;
-        if (shared)
-                atomic_fetch_add(&core->graph_users, 1);
+        hold->shared_in = shared_in;
+        if (shared_in)
+                atomic_fetch_add(&shared_in->graph_users, 1);
         atomic_init(&hold->users, 1);
         gr_lock(&core->holds_lock);
         if (++core->holds_made == 0)
@@ -52,14 +52,14 @@ void gr_graph_hold_retain(struct gr_graph_hold *hold)
 void gr_graph_hold_release(struct gr_graph_hold *hold)
 {
         struct gr_core *core = hold->core; /* the hold may be freed at once */
-        bool shared = hold->shared;
+        struct gr_context *shared_in = hold->shared_in;
         unsigned before = atomic_fetch_sub(&hold->users, 1);
 
         assert(before > 0);
         if (before > 1)
                 return;
-        if (shared)
-                atomic_fetch_sub(&core->graph_users, 1);
+        if (shared_in)
+                atomic_fetch_sub(&shared_in->graph_users, 1);
         atomic_store(&core->holds_over, true);
 }
 
@@ -115,7 +115,8 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
                 return false;
         gr_lock(&core->holds_lock);
         LL_SEARCH_SCALAR(core->holds, hold, number, number);
-        if (hold && atomic_load(&hold->users) > 0 && !(hold->shared && hold->ended && block->flags & GR_BLOCK_GRAPH)) {
+        if (hold && atomic_load(&hold->users) > 0 &&
+            !(hold->shared_in && hold->ended && block->flags & GR_BLOCK_GRAPH)) {
                 park(hold, block);
         } else {
                 atomic_store(&block->hold, 0);

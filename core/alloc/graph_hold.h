@@ -28,15 +28,19 @@ struct gr_core;
 struct gr_graph_hold {
         struct gr_core *core; /* constant, like number */
         unsigned number;      /* not 0; that of no other hold that has users */
-        bool shared;          /* constant: one of core->graph_users while it has users */
-        bool ended;           /* its capture has; guarded by core->holds_lock */
+        /* Constant. NULL: memory of its own. Else it is one of the context's graph_users while it has users. */
+        struct gr_context *shared_in;
+        bool ended; /* its capture has; guarded by core->holds_lock */
         _Atomic unsigned users;
         struct gr_block *parked; /* utlist's DL; this and the list are guarded by core->holds_lock */
         struct gr_graph_hold *next;
 };
 
-/* A hold with one user, the caller. NULL: out of memory. */
-struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, bool shared);
+/*
+ * A hold with one user, the caller. shared_in: the context where its memory is shared with other graphs; NULL: its
+ * memory is not shared. Returns NULL when out of memory.
+ */
+struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, struct gr_context *shared_in);
 
 /* One user more. */
 void gr_graph_hold_retain(struct gr_graph_hold *hold);

@@ -474,7 +474,7 @@ bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, 
 {
         struct gr_block *block = NULL;
 
-        if (hold->shared && bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_is_split(context) &&
+        if (hold->shared_in == context && bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_is_split(context) &&
             !gr_fence_is_broken(context->fence)) {
                 if (single_stream)
                         unpark(hold, true, false);
@@ -490,7 +490,7 @@ bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, 
 
 void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream)
 {
-        if (hold->shared)
+        if (hold->shared_in)
                 unpark(hold, single_stream, true);
 }
 

@@ -49,6 +49,7 @@ struct gr_context {
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
         struct gr_arena *first_arena;
         _Atomic unsigned arena_count; /* arenas that are not NULL */
+        _Atomic unsigned graph_users; /* holds of graphs that share memory here (segment/graph_segments.h) */
 
         struct gr_split *split;
         /*
@@ -135,8 +136,7 @@ struct gr_core {
         struct gr_lock holds_lock;
         struct gr_graph_hold *holds;
         unsigned holds_made;
-        _Atomic bool holds_over;      /* one may have lost its last user */
-        _Atomic unsigned graph_users; /* holds of graphs that share memory, with users (segment/graph_segments.h) */
+        _Atomic bool holds_over; /* one may have lost its last user */
         /* Frees what was parked there: gr_pool_collect, which stands above much that needs the memory. Constant. */
         void (*collect)(struct gr_core *core);
 

@@ -112,7 +112,7 @@ void gr_graph_segments_hold(struct gr_context *context)
 
 static bool has_users(struct gr_context *context)
 {
-        return atomic_load(&context->core->graph_users) > 0;
+        return atomic_load(&context->graph_users) > 0;
 }
 
 void gr_graph_segments_release(struct gr_context *context)

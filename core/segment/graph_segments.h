@@ -15,8 +15,8 @@
 struct gr_context;
 
 /*
- * Makes the context's graph segments held. The caller's graph is a user (core->graph_users). The split's lock is held,
- * but may be released meanwhile.
+ * Makes the context's graph segments held. The caller's graph is one of its graph_users. The split's lock is held, but
+ * may be released meanwhile.
  */
 void gr_graph_segments_hold(struct gr_context *context);
 

@@ -136,7 +136,7 @@ bool gr_captures_have_room(void)
                 }
         }
         if (!unknown_hold)
-                unknown_hold = gr_graph_hold_new(&gr_core, false);
+                unknown_hold = gr_graph_hold_new(&gr_core, NULL);
         room = capturing_count < capturing_room && unknown_hold;
         gr_unlock(&capturing_lock);
         return room;
@@ -244,7 +244,7 @@ bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *
         gr_lock(&capturing_lock);
         if (refusing(mode, &first) == 1) {
                 if (!first->hold && shared)
-                        first->hold = gr_graph_hold_new(&gr_core, true);
+                        first->hold = gr_graph_hold_new(&gr_core, context);
                 hold = (shared ? first->unordered : first->forked) ? NULL : first->hold;
                 single_stream = !first->forked;
         }
@@ -298,7 +298,7 @@ void gr_captures_hold(uint64_t ptr)
         gr_lock(&capturing_lock);
         count = refusing(mode, &first);
         if (count == 1 && !first->hold)
-                first->hold = gr_graph_hold_new(&gr_core, gr_core.config.graph_arena == GR_GRAPH_SHARED);
+                first->hold = gr_graph_hold_new(&gr_core, NULL);
         /* With several captures it is not known which of their graphs uses the block. */
         hold = count == 1 && first->hold ? first->hold : unknown_hold;
         if (count > 0)

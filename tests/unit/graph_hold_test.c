@@ -2,8 +2,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "alloc/pool.h"
 #include "alloc/graph_hold.h"
+#include "alloc/pool.h"
 #include "check.h"
 #include "core.h"
 #include "scripted.h"
@@ -34,7 +34,7 @@ static void finish(void)
 /* A block of the other context that is parked in a hold, which has no users any more. */
 static uint64_t left_over(bool exported)
 {
-        struct gr_graph_hold *hold = gr_graph_hold_new(&core, false);
+        struct gr_graph_hold *hold = gr_graph_hold_new(&core, NULL);
         uint64_t ptr;
 
         GR_CHECK_EQ(sg_alloc(other, 4 * MIB, &ptr), 0);
@@ -113,7 +113,7 @@ static void test_sizes(void)
         uint64_t ptr, again;
 
         start();
-        hold = gr_graph_hold_new(&core, false);
+        hold = gr_graph_hold_new(&core, NULL);
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &ptr), 0);
         gr_pool_hold(hold, ptr);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);

@@ -21,7 +21,7 @@ static void begin(void)
 {
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
         core.config.graph_arena = GR_GRAPH_SHARED;
-        hold = gr_graph_hold_new(&core, true);
+        hold = gr_graph_hold_new(&core, context);
 }
 
 static void end(void)
@@ -105,7 +105,7 @@ static void test_accounts(void)
         GR_CHECK_EQ(gr_budget_returnable(device), 12 * MIB);
 
         settle();
-        hold = gr_graph_hold_new(&core, true); /* a graph again, with what is still there */
+        hold = gr_graph_hold_new(&core, context); /* a graph again, with what is still there */
         GR_CHECK_EQ(take(10 * MIB), large);
         GR_CHECK_EQ(gr_budget_cached(device), 0);
         GR_CHECK_EQ(device->graph_bytes, 2 * MIB);
@@ -131,6 +131,31 @@ static void test_apart(void)
         gpu_sync();
         GR_CHECK_EQ(take(10 * MIB), ours);
         GR_CHECK_EQ(sg_free(&core, ours), 0);
+        last_graph_goes();
+        end();
+}
+
+/* Graphs share memory within a context: those of another one neither have it nor keep it. */
+static void test_other_context(void)
+{
+        struct gr_context *other;
+        struct gr_graph_hold *its;
+        uint64_t ptr;
+
+        begin();
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK(!gr_pool_alloc_held(hold, other, true, 4 * MIB, &ptr));
+        its = gr_graph_hold_new(&core, other);
+        GR_CHECK(gr_pool_alloc_held(its, other, true, 4 * MIB, &ptr));
+        sg_own(ptr, 4 * MIB);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 4 * MIB);
+        gr_graph_hold_release(its);
+        gr_pool_collect(&core);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 0);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 4 * MIB);
+        sg_context_destroy(other->handle);
+        gr_core_context_drop(other);
         last_graph_goes();
         end();
 }
@@ -197,7 +222,7 @@ static void test_fence(void)
         GR_CHECK_EQ(sg_free(&core, after), 0);
         GR_CHECK_EQ(gr_range_at(segment(false), after)->state, GR_RANGE_WAITING);
         GR_CHECK_EQ(gr_range_at(segment(false), inside)->state, GR_RANGE_FREE);
-        next = gr_graph_hold_new(&core, true);
+        next = gr_graph_hold_new(&core, context);
         gr_graph_hold_release(hold);
         hold = next;
         gpu_sync();
@@ -291,7 +316,7 @@ static void test_lost_addresses(void)
         sg_fail(SG_MEM_UNMAP, 1, 1, -EIO);
         trim();
         GR_CHECK_EQ(gr_range_at(segment(false), first)->state, GR_RANGE_LOST);
-        hold = gr_graph_hold_new(&core, true);
+        hold = gr_graph_hold_new(&core, context);
         second = take(6 * MIB);
         GR_CHECK(second != 0);
         GR_CHECK_EQ(sg_free(&core, second), 0);
@@ -341,7 +366,7 @@ static void must_free(uint64_t ptr)
 static void begin_private(void)
 {
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        hold = gr_graph_hold_new(&core, false);
+        hold = gr_graph_hold_new(&core, NULL);
 }
 
 /* A graph with memory of its own: requests get parts of a parked range, and parts that are parked side by side join. */
@@ -387,7 +412,7 @@ static void test_neighbours(void)
         uint64_t p, live, s;
 
         begin_private();
-        second = gr_graph_hold_new(&core, false);
+        second = gr_graph_hold_new(&core, NULL);
         must_free(gpu_take(40 * MIB)); /* what follows is cut out of this */
         settle();
         p = held(hold, 8 * MIB);
@@ -435,6 +460,7 @@ int main(void)
         test_neighbours();
         test_accounts();
         test_apart();
+        test_other_context();
         test_second_address();
         test_fails_half_way();
         test_fence();
