@@ -142,7 +142,7 @@ def what_is_not_ours(scene):
     scene.check(until(told), f"a member's own figure: {status(scene)}")
     scene.check(looker.ask("graph", 0) == 0 and until(lambda: executables(1, 0)), f"and its graphs: {status(scene)}")
     code, out, _ = scene.run("status")
-    words = "beside it: 40.000 MiB the driver's own\n    executable graphs: 1, at least 0 B the driver's own\n"
+    words = "beside it: 40.000 MiB the driver's own\n    executable graphs: 1, about 0 B the driver's own\n"
     scene.check(words in out, f"its graphs, in words: {out}")
     looker.end()
 

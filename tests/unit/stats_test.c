@@ -242,10 +242,10 @@ static void test_figures(void)
         GR_CHECK(strstr(json_now(), "\"executables\":0,\"executable_bytes\":0,") != NULL);
         atomic_store(&core.devices[0].executables, 20);
         atomic_store(&core.devices[0].executable_bytes, 48 * MIB);
-        GR_CHECK(strstr(text_now(), "\n    executable graphs: 20, at least 48.000 MiB the driver's own\n") != NULL);
+        GR_CHECK(strstr(text_now(), "\n    executable graphs: 20, about 48.000 MiB the driver's own\n") != NULL);
         GR_CHECK(strstr(json_now(), "\"executables\":20,\"executable_bytes\":50331648,") != NULL);
         atomic_store(&core.devices[0].executables, 0);
-        GR_CHECK(strstr(text_now(), "    executable graphs: 0, at least 48.000 MiB the driver's own\n") != NULL);
+        GR_CHECK(strstr(text_now(), "    executable graphs: 0, about 48.000 MiB the driver's own\n") != NULL);
         atomic_store(&core.devices[0].executable_bytes, UINT64_MAX);
         GR_CHECK(strstr(text_now(), "executable") == NULL);
         atomic_store(&core.devices[0].executables, 1);
