@@ -5,6 +5,9 @@
 #include "segment/graph_segments.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
 
 #include "alloc/graph_hold.h"
 #include "check.h"
@@ -450,6 +453,50 @@ static void test_parts_of_context(void)
         gpu_end();
 }
 
+static atomic_bool over;
+
+static void *take_and_free(void *seed_at)
+{
+        uint64_t parts[4] = {0}, *seed = seed_at;
+
+        while (!over) {
+                uint64_t *part = &parts[gpu_random(seed) % 4];
+
+                if (*part) {
+                        gr_pool_free(&core, *part);
+                        *part = 0;
+                } else if (!gr_pool_alloc_held(hold, context, true, (1 + gpu_random(seed) % 5) * MIB, part)) {
+                        *part = 0;
+                }
+        }
+        return NULL;
+}
+
+/* The context ends while threads cut and join parts of it. AddressSanitizer sees what is touched after that. */
+static void test_parts_beside_end(void)
+{
+        for (unsigned round = 0; round < 100; round++) {
+                uint64_t seeds[] = {2 * round + 1, 2 * round + 2};
+                pthread_t threads[2];
+
+                begin_private();
+                for (int i = 0; i < 3; i++)
+                        must_free(held(hold, 16 * MIB));
+                over = false;
+                for (int i = 0; i < 2; i++)
+                        pthread_create(&threads[i], NULL, take_and_free, &seeds[i]);
+                usleep(round % 40 * 10);
+                gpu_sync();
+                gpu_forget();
+                gr_core_context_drop(context);
+                over = true;
+                for (int i = 0; i < 2; i++)
+                        pthread_join(threads[i], NULL);
+                last_graph_goes();
+                gpu_end();
+        }
+}
+
 int main(void)
 {
         test_parts();
@@ -457,6 +504,7 @@ int main(void)
         gpu_mapping = true;
         test_parts();
         test_parts_of_context();
+        test_parts_beside_end();
         test_neighbours();
         test_accounts();
         test_apart();
