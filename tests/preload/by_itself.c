@@ -310,6 +310,26 @@ void test_no_proactive(void)
         test_waits(false);
 }
 
+/* What was kept for a graph, or for a capture that became none, is cached without a further call of the program. */
+static void comes_by_itself(CUstream stream, bool breaks)
+{
+        CUgraph graph;
+        CUdeviceptr p;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        p = allocate(16 * MIB);
+        GR_MUST(cuMemFree(p));
+        GR_CHECK_EQ(status().graph_bytes, 16 * MIB);
+        if (breaks)
+                GR_CHECK(cuCtxSynchronize() != CUDA_SUCCESS);
+        GR_CHECK_EQ(cuStreamEndCapture(stream, &graph) != CUDA_SUCCESS, breaks);
+        if (!breaks)
+                GR_MUST(cuGraphDestroy(graph));
+        for (int i = 0; i < 500 && status().graph_bytes > 0; i++)
+                gt_sleep_us(10000);
+        GR_CHECK_EQ(status().graph_bytes, 0);
+}
+
 /* What the program has freed and a graph still uses is neither live nor cached. */
 void test_graph_memory(void)
 {
@@ -342,5 +362,7 @@ void test_graph_memory(void)
         GR_CHECK_EQ(status().graph_bytes, 0);
         GR_MUST(cuMemFree(p));
         GR_CHECK(status().cached_bytes >= 48 * MIB);
+        comes_by_itself(stream, false);
+        comes_by_itself(stream, true);
         gt_close(&gt);
 }
