@@ -57,6 +57,9 @@ done
 warns REUSE=maybe maybe "using the default, auto" "auto|barrier|poll|sync"
 warns "REUSE=$long" "0000..." "using the default, auto"
 warns POOL=binz binz "using the default, auto"
+for kind in bins none; do
+        GPURECLAIM_POOL=$kind warns GRAPH_ARENA=shared "needs GPURECLAIM_POOL=auto or split" "private instead"
+done
 warns STATS=2 2 "using the default, 0"
 warns LOG=loud loud "using the default, warn"
 warns "STATS_FILE=$long" "too long"
@@ -83,6 +86,9 @@ for mode in auto barrier poll sync BARRIER; do
         quiet GPURECLAIM_REUSE=$mode
 done
 quiet GPURECLAIM_POOL=none
+for kind in auto split; do
+        quiet GPURECLAIM_POOL=$kind GPURECLAIM_GRAPH_ARENA=shared
+done
 
 # A limit below the program's need: the driver's own code for a full card, and a report that names the limit.
 timeout 20 env GPURECLAIM_HARD_LIMIT=4MiB "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain >"$folder/out" 2>"$folder/err"
