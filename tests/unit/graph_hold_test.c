@@ -1,4 +1,6 @@
 /* Memory that graphs use, and the ends of graphs and contexts. */
+#include <limits.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -24,21 +26,35 @@ static void start(void)
         ended = ended_early = false;
 }
 
+static uint64_t parked_bytes(void)
+{
+        return atomic_load(&core.devices[0].graph_bytes);
+}
+
 static void finish(void)
 {
         GR_CHECK_EQ(atomic_load(&core.devices[0].reserved_bytes), sg_used_bytes(0));
         GR_CHECK_EQ(sg_misuses(), 0);
+        GR_CHECK_EQ(parked_bytes(), 0);
         gr_core_destroy(&core);
+}
+
+/* A block that belongs to hold. */
+static uint64_t held(struct gr_context *of, struct gr_graph_hold *hold, size_t bytes)
+{
+        uint64_t ptr;
+
+        GR_CHECK_EQ(sg_alloc(of, bytes, &ptr), 0);
+        gr_pool_hold(hold, ptr);
+        return ptr;
 }
 
 /* A block of the other context that is parked in a hold, which has no users any more. */
 static uint64_t left_over(bool exported)
 {
         struct gr_graph_hold *hold = gr_graph_hold_new(&core, NULL);
-        uint64_t ptr;
+        uint64_t ptr = held(other, hold, 4 * MIB);
 
-        GR_CHECK_EQ(sg_alloc(other, 4 * MIB, &ptr), 0);
-        gr_pool_hold(hold, ptr);
         if (exported)
                 GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
@@ -114,8 +130,11 @@ static void test_sizes(void)
 
         start();
         hold = gr_graph_hold_new(&core, NULL);
-        GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &ptr), 0);
-        gr_pool_hold(hold, ptr);
+        ptr = held(context, hold, 8 * MIB);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK(gr_pool_alloc_held(hold, context, true, 8 * MIB, &again) && again == ptr);
+        GR_CHECK_EQ(parked_bytes(), 0);
+        sg_own(ptr, 8 * MIB);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         GR_CHECK(!gr_pool_alloc_held(hold, context, true, 10 * MIB, &again));
         GR_CHECK(!gr_pool_alloc_held(hold, context, true, 4 * MIB, &again));
@@ -128,11 +147,206 @@ static void test_sizes(void)
         finish();
 }
 
+static void park_small(struct gr_graph_hold *hold, int count)
+{
+        uint64_t ptrs[256];
+
+        for (int i = 0; i < count; i++)
+                ptrs[i] = held(context, hold, 4 * KIB);
+        for (int i = 0; i < count; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+}
+
+/* A request looks at the newest 256 blocks. */
+static void test_look(void)
+{
+        struct gr_graph_hold *hold;
+        uint64_t ptr, again;
+
+        start();
+        hold = gr_graph_hold_new(&core, NULL);
+        ptr = held(context, hold, 8 * MIB);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        park_small(hold, 255);
+        GR_CHECK(gr_pool_alloc_held(hold, context, true, 8 * MIB, &again) && again == ptr);
+        sg_own(ptr, 8 * MIB);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        park_small(hold, 256);
+        GR_CHECK(!gr_pool_alloc_held(hold, context, true, 8 * MIB, &again));
+        gr_graph_hold_release(hold);
+        gr_pool_collect(&core);
+        finish();
+}
+
+/* Holds are told apart, also when their numbers begin anew, and only shared ones share memory. */
+static void test_numbers(void)
+{
+        struct gr_graph_hold *first, *second, *third;
+
+        start();
+        core.holds_made = UINT_MAX - 1;
+        first = gr_graph_hold_new(&core, NULL);
+        second = gr_graph_hold_new(&core, context);
+        third = gr_graph_hold_new(&core, NULL);
+        GR_CHECK(first->number && second->number && third->number);
+        GR_CHECK(first->number != second->number && second->number != third->number && third->number != first->number);
+        GR_CHECK_EQ(atomic_load(&context->graph_users), 1);
+        gr_graph_hold_release(first);
+        GR_CHECK_EQ(atomic_load(&context->graph_users), 1);
+        gr_pool_collect(&core);
+        gr_graph_hold_retain(second);
+        gr_graph_hold_release(second);
+        GR_CHECK(!gr_graph_holds_are_over(&core));
+        GR_CHECK_EQ(atomic_load(&context->graph_users), 1);
+        gr_graph_hold_release(second);
+        GR_CHECK_EQ(atomic_load(&context->graph_users), 0);
+        gr_graph_hold_release(third);
+        gr_pool_collect(&core);
+        GR_CHECK(!core.holds);
+        finish();
+}
+
+/* Allocates what was freed at ptr, and frees it again. */
+static void use_again(uint64_t ptr, size_t bytes)
+{
+        uint64_t again;
+
+        GR_CHECK(sg_alloc(context, bytes, &again) == 0 && again == ptr);
+        GR_CHECK_EQ(sg_free(&core, again), 0);
+}
+
+/* Where one graph goes, and one context ends, only what was theirs comes back, and is no graph's any more. */
+static void test_others_stay(void)
+{
+        struct gr_graph_hold *stays, *goes;
+        uint64_t first, last, later;
+
+        start();
+        stays = gr_graph_hold_new(&core, NULL);
+        goes = gr_graph_hold_new(&core, NULL);
+        GR_CHECK_EQ(sg_free(&core, held(context, stays, 4 * MIB)), 0);
+        GR_CHECK_EQ(sg_free(&core, held(other, stays, 4 * MIB)), 0);
+        GR_CHECK_EQ(sg_free(&core, held(other, goes, 8 * MIB)), 0);
+        later = held(context, goes, 12 * MIB);
+        first = held(context, goes, 8 * MIB);
+        last = held(context, goes, 16 * MIB);
+        GR_CHECK_EQ(sg_free(&core, first), 0);
+        GR_CHECK_EQ(parked_bytes(), 24 * MIB);
+        gr_graph_hold_release(goes);
+        GR_CHECK_EQ(sg_free(&core, last), 0);
+        GR_CHECK_EQ(parked_bytes(), 24 * MIB);
+        gr_pool_collect(&core);
+        GR_CHECK(!gr_graph_holds_are_over(&core));
+        GR_CHECK_EQ(parked_bytes(), 8 * MIB);
+        use_again(first, 8 * MIB);
+        GR_CHECK_EQ(sg_free(&core, later), 0);
+        use_again(later, 12 * MIB);
+        GR_CHECK_EQ(parked_bytes(), 8 * MIB);
+        end_other(NULL);
+        GR_CHECK_EQ(parked_bytes(), 4 * MIB);
+        gr_graph_hold_release(stays);
+        gr_pool_collect(&core);
+        finish();
+}
+
+static struct gr_graph_hold *hold_of_deed, *made;
+static uint64_t freed_ptr;
+
+static void *make(void *arg)
+{
+        made = gr_graph_hold_new(&core, NULL);
+        ended = true;
+        return arg;
+}
+
+static void *park(void *arg)
+{
+        GR_CHECK_EQ(sg_free(&core, freed_ptr), 0);
+        ended = true;
+        return arg;
+}
+
+static void *take(void *arg)
+{
+        GR_CHECK(!gr_graph_hold_take(hold_of_deed, context, 16 * MIB));
+        ended = true;
+        return arg;
+}
+
+static void *unpark(void *arg)
+{
+        GR_CHECK(!gr_graph_hold_unpark(hold_of_deed, true));
+        ended = true;
+        return arg;
+}
+
+static void *collect(void *arg)
+{
+        GR_CHECK(!gr_graph_holds_collect(&core, context));
+        ended = true;
+        return arg;
+}
+
+static void *drop(void *arg)
+{
+        gr_graph_holds_drop(other);
+        ended = true;
+        return arg;
+}
+
+/* Whoever looks at holds waits for whoever changes them. */
+static void test_one_at_a_time(void)
+{
+        static void *(*const deeds[])(void *) = {make, park, take, unpark, collect, drop};
+
+        for (size_t i = 0; i < sizeof(deeds) / sizeof(deeds[0]); i++) {
+                pthread_t thread;
+
+                start();
+                made = NULL;
+                hold_of_deed = gr_graph_hold_new(&core, NULL);
+                freed_ptr = held(context, hold_of_deed, 4 * MIB);
+                gr_lock(&core.holds_lock);
+                pthread_create(&thread, NULL, deeds[i], NULL);
+                usleep(5000);
+                GR_CHECK(!ended);
+                gr_unlock(&core.holds_lock);
+                pthread_join(thread, NULL);
+                if (deeds[i] != park)
+                        GR_CHECK_EQ(sg_free(&core, freed_ptr), 0);
+                gr_graph_hold_release(hold_of_deed);
+                if (made)
+                        gr_graph_hold_release(made);
+                gr_pool_collect(&core);
+                finish();
+        }
+}
+
+/* A hold that is over takes no memory. */
+static void test_freed(void)
+{
+        size_t before;
+
+        start();
+        before = mallinfo2().uordblks;
+        for (int i = 0; i < 100; i++) {
+                gr_graph_hold_release(gr_graph_hold_new(&core, NULL));
+                gr_pool_collect(&core);
+        }
+        GR_CHECK(mallinfo2().uordblks < before + 100 * sizeof(struct gr_graph_hold));
+        finish();
+}
+
 int main(void)
 {
         test_end_beside_collect();
         test_about_to_end(true);
         test_about_to_end(false);
         test_sizes();
+        test_look();
+        test_numbers();
+        test_others_stay();
+        test_one_at_a_time();
+        test_freed();
         return GR_CHECK_RESULT();
 }

@@ -20,11 +20,16 @@
 
 static struct gr_graph_hold *hold;
 
-static void begin(void)
+static void begin_with(enum gr_pool_kind pool, enum gr_reuse reuse)
 {
-        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        gpu_begin(pool, reuse);
         core.config.graph_arena = GR_GRAPH_SHARED;
         hold = gr_graph_hold_new(&core, context);
+}
+
+static void begin(void)
+{
+        begin_with(GR_POOL_AUTO, GR_REUSE_AUTO);
 }
 
 static void end(void)
@@ -166,7 +171,7 @@ static void test_other_context(void)
 /* Free pages get a second address where a request fits no free range. The first stays mapped while graphs are there. */
 static void test_second_address(void)
 {
-        uint64_t first, second, third, kept;
+        uint64_t first, second, third, kept, more;
 
         begin();
         first = take(6 * MIB);
@@ -174,8 +179,9 @@ static void test_second_address(void)
         second = take(6 * MIB);
         give(first, second);
         third = take(12 * MIB);
+        more = take(4 * KIB);
         GR_CHECK_EQ(third, second); /* and the addresses behind it */
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 14 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 16 * MIB);
         GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 6 * MIB);
         GR_CHECK(context->split->held_pages);
         gpu_sync();
@@ -183,6 +189,7 @@ static void test_second_address(void)
         GR_CHECK(context->split->held_pages);
         GR_CHECK_EQ(sg_free(&core, third), 0);
         GR_CHECK_EQ(sg_free(&core, kept), 0);
+        GR_CHECK_EQ(sg_free(&core, more), 0);
         last_graph_goes();
         settle();
         trim();
@@ -228,6 +235,8 @@ static void test_fence(void)
         next = gr_graph_hold_new(&core, context);
         gr_graph_hold_release(hold);
         hold = next;
+        gr_pool_collect(&core);
+        GR_CHECK(segment(false)->held);
         gpu_sync();
         gr_fence_close(context->fence);
         gpu_sync();
@@ -349,6 +358,141 @@ static void test_from_others(void)
         GR_CHECK_EQ(context->split->surplus_bytes, 0);
         GR_CHECK_EQ(sg_free(&core, ours), 0);
         last_graph_goes();
+        end();
+}
+
+/* What a capture had from elsewhere stays with its graph alone. */
+static void test_from_elsewhere(void)
+{
+        uint64_t ours, ordinary;
+
+        begin();
+        ordinary = gpu_take(4 * MIB);
+        gr_pool_hold(hold, ordinary);
+        ours = take(6 * MIB);
+        gpu_give(ordinary, 4 * MIB);
+        give(ours, 0);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 10 * MIB);
+        GR_CHECK_EQ(take(8 * MIB), ours);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 4 * MIB);
+        GR_CHECK_EQ(sg_free(&core, ours), 0);
+        last_graph_goes();
+        end();
+}
+
+/* What waits for the fence keeps its turn, so that nothing waits longer than it has to. */
+static void test_turns(void)
+{
+        uint64_t ordinary, ours;
+
+        begin_with(GR_POOL_SPLIT, GR_REUSE_POLL);
+        ordinary = gpu_take(4 * MIB);
+        ours = take(6 * MIB);
+        gr_pool_end_capture(hold, true);
+        sg_work(context->handle, 0, ours, 1000);
+        GR_CHECK_EQ(sg_free(&core, ours), 0);
+        gpu_give(ordinary, 4 * MIB);
+        gr_fence_close(context->fence);
+        last_graph_goes(); /* ours waits for a later epoch now */
+        gpu_sync();
+        gr_fence_poll(context->fence);
+        sg_work(context->handle, 0, 0, 1000000);
+        GR_CHECK_EQ(gpu_take(4 * MIB), ordinary);
+        gr_fence_close(context->fence);
+        gpu_give(ordinary, 4 * MIB);
+        gpu_sync();
+        hold = gr_graph_hold_new(&core, context);
+        GR_CHECK_EQ(take(6 * MIB), ours);
+        GR_CHECK_EQ(sg_free(&core, ours), 0);
+        last_graph_goes();
+        end();
+}
+
+static _Atomic bool done;
+
+static void *trim_aside(void *arg)
+{
+        trim();
+        return arg;
+}
+
+static void *take_aside(void *bytes)
+{
+        *(uint64_t *)bytes = take(*(uint64_t *)bytes);
+        done = true;
+        return NULL;
+}
+
+static void *collect_aside(void *arg)
+{
+        gr_pool_collect(&core);
+        done = true;
+        return arg;
+}
+
+/* Does the deed beside a thread that unmaps memory: it has to wait. renewed: meanwhile there is a graph again. */
+static void beside_trim(void *(*deed)(void *), void *arg, bool renewed)
+{
+        pthread_t trimming, waiting;
+
+        sem_init(&gpu_inside, 0, 0);
+        sem_init(&gpu_go_on, 0, 0);
+        sg_before[SG_MEM_UNMAP] = gpu_stop;
+        done = false;
+        pthread_create(&trimming, NULL, trim_aside, NULL);
+        sem_wait(&gpu_inside);
+        pthread_create(&waiting, NULL, deed, arg);
+        usleep(20000);
+        GR_CHECK(!done);
+        if (renewed)
+                hold = gr_graph_hold_new(&core, context);
+        sem_post(&gpu_go_on);
+        pthread_join(trimming, NULL);
+        pthread_join(waiting, NULL);
+        GR_CHECK(done);
+        sem_destroy(&gpu_inside);
+        sem_destroy(&gpu_go_on);
+}
+
+/* A graph begins while a thread gives free memory back. other_bytes: 0 for no other memory of graphs. */
+static void test_begins_beside_trim(uint64_t bytes, uint64_t other_bytes)
+{
+        uint64_t ptr = bytes;
+
+        begin();
+        give(take(bytes), other_bytes ? take(other_bytes) : 0);
+        last_graph_goes();
+        settle();
+        hold = gr_graph_hold_new(&core, context);
+        beside_trim(take_aside, &ptr, false);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        last_graph_goes();
+        end();
+}
+
+/* The last graph goes while a thread unmaps old addresses, of graphs that were there before. */
+static void test_ends_beside_trim(bool renewed)
+{
+        uint64_t first, second, kept;
+
+        begin();
+        first = take(6 * MIB);
+        kept = take(2 * MIB);
+        second = take(6 * MIB);
+        give(first, second);
+        GR_CHECK_EQ(take(12 * MIB), second);
+        GR_CHECK_EQ(sg_free(&core, second), 0);
+        last_graph_goes();
+        hold = gr_graph_hold_new(&core, context);
+        second = take(2 * MIB);
+        settle();
+        gr_graph_hold_release(hold);
+        beside_trim(collect_aside, NULL, renewed);
+        GR_CHECK_EQ(segment(false)->held, renewed);
+        GR_CHECK_EQ(sg_free(&core, second), 0);
+        GR_CHECK_EQ(sg_free(&core, kept), 0);
+        if (renewed)
+                last_graph_goes();
         end();
 }
 
@@ -518,5 +662,12 @@ int main(void)
         test_work_behind_graphs(true);
         test_lost_addresses();
         test_from_others();
+        test_from_elsewhere();
+        test_turns();
+        test_begins_beside_trim(6 * MIB, 0);
+        test_begins_beside_trim(10 * KIB, 0);
+        test_begins_beside_trim(10 * KIB, 6 * MIB);
+        test_ends_beside_trim(false);
+        test_ends_beside_trim(true);
         return GR_CHECK_RESULT();
 }
