@@ -179,14 +179,13 @@ static void beside_the_capture(void)
 
 static CUgraph other_graph;
 
-/* Fills 1 MiB and 2 MiB. */
+/* Fills 1 MiB and 2 MiB. The thread ends while the other capture is open, and that is no end of a capture. */
 static void *capture_elsewhere(void *ret_ptrs)
 {
+        const CUstream other = CU_STREAM_PER_THREAD;
         CUdeviceptr *ptrs = ret_ptrs;
-        CUstream other;
 
         gt_attach(&gt);
-        other = gt_stream();
         begin(other, CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, &ptrs[0]);
         GR_MUST(cuMemAlloc(&ptrs[1], 2 * MIB));
         GR_MUST(gt_fill(&gt, other, ptrs[1], 7, 2 * MIB / 4));
