@@ -151,11 +151,15 @@ static void of_another_thread(void)
         must_harm_nobody(executable(graph), MIB, "allocated by another thread");
 }
 
-/* Work that is not captured uses what the capture was given, and still runs when the graph is launched. */
-static void beside_the_capture(void)
+/*
+ * Work that is not captured uses what the capture was given, and still runs when the graph is launched. ends: that
+ * of the next capture, with which graphs may share memory.
+ */
+static void beside_the_capture(bool ends)
 {
         CUstream other = gt_stream();
         CUdeviceptr result, p, q;
+        CUgraph before = NULL;
         CUgraphExec exec;
 
         GR_MUST(cuMemAlloc(&result, MIB));
@@ -165,14 +169,21 @@ static void beside_the_capture(void)
         GR_MUST(gt_spin(&gt, other, 100000));
         GR_MUST(gt_copy(&gt, other, result, p, MIB / 4));
         GR_MUST(cuMemFree(p));
+        if (ends) {
+                before = finish(stream);
+                GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        }
         GR_MUST(cuMemAlloc(&q, MIB));
         GR_MUST(gt_fill(&gt, stream, q, 2, MIB / 4));
         GR_MUST(cuMemFree(q));
         exec = executable(finish(stream));
         GR_MUST(cuGraphLaunch(exec, stream));
         GR_MUST(cuCtxSynchronize());
-        row(gt_wrong_words(result, MIB, 1) == 0, "other work beside a capture");
+        row(gt_wrong_words(result, MIB, 1) == 0,
+            ends ? "other work beside the capture before" : "other work beside a capture");
         GR_MUST(cuGraphExecDestroy(exec));
+        if (ends)
+                GR_MUST(cuGraphDestroy(before));
         GR_MUST(cuMemFree(result));
         GR_MUST(cuStreamDestroy(other));
 }
@@ -732,7 +743,8 @@ int main(int argc, char **argv)
         nobody_elses(relaxed);
         if (!relaxed) {
                 of_another_thread();
-                beside_the_capture();
+                beside_the_capture(false);
+                beside_the_capture(true);
                 of_two_captures();
                 what_it_becomes();
                 a_conditional_body();
