@@ -20,7 +20,7 @@ static struct gr_graph_hold *unknown_hold GR_GUARDED_BY(capturing_lock);
 
 static _Atomic unsigned objects; /* user objects that the driver has from here */
 static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
-static pthread_key_t thread_key; /* set in threads that have captured on their per-thread stream: thread_ends */
+static pthread_key_t thread_key; /* set in threads that have begun a capture: thread_ends */
 static bool thread_key_made;
 
 const void *gr_capture_identity(CUstream stream, bool null_is_per_thread)
@@ -105,12 +105,21 @@ void gr_captures_end(CUcontext context)
                 gr_capture_over(0, context);
 }
 
+/*
+ * Captures on the thread's own stream end with it. Those on other streams stay open, and are no thread's from now on: a
+ * later thread may have the same address for its own stream.
+ */
 static void thread_ends(void *stream)
 {
         uint64_t number;
 
         while ((number = gr_capture_number(stream, NULL)))
                 gr_capture_over(number, NULL);
+        gr_lock(&capturing_lock);
+        for (unsigned i = 0; i < capturing_count; i++)
+                if (capturing[i].thread == stream)
+                        capturing[i].thread = NULL;
+        gr_unlock(&capturing_lock);
 }
 
 static void make_thread_key(void)
@@ -146,11 +155,9 @@ void gr_capture_began(const struct gr_capture *capture)
 {
         static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-        if (capture->stream == &per_thread_stream) {
-                pthread_once(&once, make_thread_key);
-                if (thread_key_made)
-                        pthread_setspecific(thread_key, &per_thread_stream);
-        }
+        pthread_once(&once, make_thread_key);
+        if (thread_key_made)
+                pthread_setspecific(thread_key, &per_thread_stream);
         gr_lock_rank_assert_held(GR_RANK_GATE);
         gr_lock(&capturing_lock);
         assert(capturing_count < capturing_room); /* gr_captures_have_room has made it */

@@ -18,7 +18,7 @@ struct gr_capture {
         CUcontext current;  /* of a per-thread stream the current one: a thread has a stream in each; else NULL */
         uint64_t number;    /* in the order in which they began, from 1 */
         /* What decides whose memory an allocation is (gr_captures_hold). */
-        const void *thread; /* that began it, as gr_capture_own_stream */
+        const void *thread; /* that began it, as gr_capture_own_stream; NULL: it has ended */
         CUstreamCaptureMode mode;
         bool forked;                /* work on several streams may use what it was given (gr_capture_may_fork) */
         bool unordered;             /* its later work may run beside the earlier one, as its nodes are set by hand */

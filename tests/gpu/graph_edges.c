@@ -1,0 +1,113 @@
+/*
+ * Memory of graphs at the edges: captures that outlive their threads, whose end fails, or that go into a graph of the
+ * program's. Under the shim only. Each row says what it saw, and the status is 1 if one is bad.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "gpureclaim.h"
+#include "gputest.h"
+
+enum { BYTES = 4 * MIB };
+
+static struct gt gt;
+static CUstream stream;
+static int bad;
+
+static void row(bool good, const char *name)
+{
+        printf("%s: %s\n", name, good ? "ok" : "BAD");
+        bad += !good;
+}
+
+static struct gpureclaim_status status(int device)
+{
+        struct gpureclaim_status status = {.struct_bytes = sizeof status};
+        void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
+        gpureclaim_status_function *get;
+
+        memcpy(&get, &found, sizeof get);
+        if (!get || get(device, &status))
+                gt_die("no library, or no figures");
+        return status;
+}
+
+/* Fills memory that it has allocated and frees again. */
+static CUgraph captured(CUstream in, bool exports)
+{
+        CUipcMemHandle handle;
+        CUgraph graph;
+        CUdeviceptr p;
+
+        GR_MUST(cuStreamBeginCapture(in, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemAlloc(&p, BYTES));
+        GR_MUST(cuMemsetD32Async(p, 1, BYTES / 4, in));
+        if (exports)
+                GR_MUST(cuIpcGetMemHandle(&handle, p));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuStreamEndCapture(in, &graph));
+        return graph;
+}
+
+static CUgraphExec executable(CUgraph graph)
+{
+        CUgraphExec exec;
+
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphDestroy(graph));
+        return exec;
+}
+
+static void *begin_and_end(void *captured_stream)
+{
+        gt_attach(&gt);
+        GR_MUST(cuStreamBeginCapture(captured_stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        return NULL;
+}
+
+/* Uses memory, while a graph runs that may not have it. Most likely this thread has the stack of the one before. */
+static void *use_memory(void *exec)
+{
+        CUstream own;
+        uint32_t word = 0;
+        CUdeviceptr p;
+
+        gt_attach(&gt);
+        own = gt_stream();
+        GR_MUST(cuMemAlloc(&p, BYTES));
+        GR_MUST(cuMemsetD32Async(p, 7, BYTES / 4, own));
+        GR_MUST(cuGraphLaunch(exec, own));
+        GR_MUST(cuMemcpyDtoHAsync(&word, p, 4, own));
+        GR_MUST(cuStreamSynchronize(own));
+        row(word == 7, "a graph beside memory of a later thread");
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuStreamDestroy(own));
+        return NULL;
+}
+
+/* A capture stays open when the thread that began it ends, but what later threads allocate is not for its graph. */
+static void after_its_thread(void)
+{
+        CUstream other = gt_stream();
+        CUgraphExec exec = executable(captured(stream, false));
+        uint64_t before = status(0).graph_bytes;
+        pthread_t thread;
+
+        if (pthread_create(&thread, NULL, begin_and_end, other) || pthread_join(thread, NULL) ||
+            pthread_create(&thread, NULL, use_memory, exec) || pthread_join(thread, NULL))
+                gt_die("no thread");
+        row(status(0).graph_bytes <= before, "what a later thread frees is not kept");
+        GR_MUST(cuStreamDestroy(other));
+        GR_MUST(cuGraphExecDestroy(exec));
+}
+
+int main(void)
+{
+        gt_open(&gt);
+        stream = gt_stream();
+        after_its_thread();
+        printf("%d rows bad\n", bad);
+        return bad > 0;
+}
