@@ -178,7 +178,8 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_th
         own = gr_capture_identity(stream, null_is_per_thread) == gr_capture_own_stream();
         if (own && gr_shim_ready() && atomic_load(&gr_core.gate.captures) > 0)
                 gr_real.cuCtxGetCurrent(&current);
-        number = gr_capture_number(gr_capture_identity(stream, null_is_per_thread), current);
+        /* Without a current context there is no per-thread stream that could be meant, and the driver ends nothing. */
+        number = own && !current ? 0 : gr_capture_number(gr_capture_identity(stream, null_is_per_thread), current);
         result = real(stream, graph);
         if (!gr_shim_ready())
                 return result;

@@ -34,6 +34,11 @@ static struct gpureclaim_status status(int device)
         return status;
 }
 
+static bool overlap(CUdeviceptr p, CUdeviceptr q)
+{
+        return p < q + BYTES && q < p + BYTES;
+}
+
 /* Fills memory that it has allocated and frees again. */
 static CUgraph captured(CUstream in, bool exports)
 {
@@ -103,11 +108,40 @@ static void after_its_thread(void)
         GR_MUST(cuGraphExecDestroy(exec));
 }
 
+/* The capture stays open, and ends later: what it was given is its graph's. */
+static void end_without_a_context(void)
+{
+        CUgraph graph = NULL;
+        CUcontext context;
+        CUdeviceptr p, q;
+        bool again = false;
+        CUresult result;
+
+        GR_MUST(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemAlloc(&p, BYTES));
+        GR_MUST(gt_fill(&gt, CU_STREAM_PER_THREAD, p, 1, BYTES / 4));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuCtxPopCurrent(&context));
+        result = cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph);
+        GR_MUST(cuCtxPushCurrent(context));
+        if (result != CUDA_SUCCESS)
+                GR_MUST(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
+        for (int i = 0; i < 10; i++) {
+                GR_MUST(cuMemAlloc(&q, BYTES));
+                again |= overlap(p, q);
+                GR_MUST(cuMemFree(q));
+                GR_MUST(cuCtxSynchronize());
+        }
+        row(!again, "an end that fails for want of a context");
+        GR_MUST(cuGraphDestroy(graph));
+}
+
 int main(void)
 {
         gt_open(&gt);
         stream = gt_stream();
         after_its_thread();
+        end_without_a_context();
         printf("%d rows bad\n", bad);
         return bad > 0;
 }
