@@ -35,7 +35,7 @@ static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread
         return capture;
 }
 
-/* into_graph: one that has other nodes, and may get more by hand. */
+/* into_graph: one that the program knows, so that it has other nodes, or may get some by hand. */
 #define BEGIN_CAPTURE(symbol, null_is_per_thread, into_graph, mode, stream, ...)                                       \
         do {                                                                                                           \
                 struct gr_capture capture;                                                                             \
@@ -45,7 +45,7 @@ static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread
                         return GR_REAL(symbol, __VA_ARGS__);                                                           \
                 GR_NO_CANCEL; /* the gate would stay shut */                                                           \
                 capture = about_to_begin(stream, null_is_per_thread, mode);                                            \
-                capture.unordered = into_graph;                                                                        \
+                capture.forked = capture.unordered = into_graph;                                                       \
                 gr_gate_begin_enter(&gr_core.gate);                                                                    \
                 /* A capture that is not on the list would keep the gate shut for good. */                             \
                 result = gr_captures_have_room() ? GR_REAL(symbol, __VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;            \

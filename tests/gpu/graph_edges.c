@@ -136,12 +136,35 @@ static void end_without_a_context(void)
         GR_MUST(cuGraphDestroy(graph));
 }
 
+/* The program may add nodes to it at any time, which may run beside the capture's. */
+static void into_a_graph(void)
+{
+        __typeof__(cuStreamBeginCaptureToGraph) *begin = GT_OPTIONAL(cuStreamBeginCaptureToGraph);
+        CUgraph graph, same;
+        CUdeviceptr p, q;
+
+        if (!begin)
+                return;
+        GR_MUST(cuGraphCreate(&graph, 0));
+        GR_MUST(begin(stream, graph, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuMemAlloc(&p, BYTES));
+        GR_MUST(gt_fill(&gt, stream, p, 1, BYTES / 4));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemAlloc(&q, BYTES));
+        GR_MUST(gt_fill(&gt, stream, q, 2, BYTES / 4));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamEndCapture(stream, &same));
+        row(!overlap(p, q), "memory of a capture into the program's graph");
+        GR_MUST(cuGraphDestroy(graph));
+}
+
 int main(void)
 {
         gt_open(&gt);
         stream = gt_stream();
         after_its_thread();
         end_without_a_context();
+        into_a_graph();
         printf("%d rows bad\n", bad);
         return bad > 0;
 }
