@@ -249,6 +249,7 @@ static bool bypassed(struct gr_core *core)
 struct order {
         gr_pool_give_back *give_back; /* NULL: by the driver's free, which waits for the GPU */
         void *arg;
+        bool collected; /* the program has freed it before (collected) */
 };
 
 /* Returns block to the driver. On failure the program still has it. */
@@ -305,11 +306,19 @@ static void freed_elsewhere(struct gr_arena *arena, bool should_close)
         gr_pool_freed(context, should_close);
 }
 
+/* 0 after a wait for the GPU, where each free waits; -EBUSY: the fence tells when the block is idle. */
+static int wait_if_asked(struct gr_context *context, const struct order *order)
+{
+        bool waits = context->core->config.reuse == GR_REUSE_SYNC && !order->collected;
+
+        return waits ? gr_fence_sync(context->fence) : -EBUSY;
+}
+
 /*
- * The rest of gr_pool_free for a range of a segment, which can be returned only with its whole segment. in_order: the
- * host must not wait, as the GPU may wait for what it does next.
+ * The rest of gr_pool_free for a range of a segment, which can be returned only with its whole segment. With give_back
+ * the host must not wait, as the GPU may wait for what it does next.
  */
-static int free_split(struct gr_core *core, struct gr_block *block, bool in_order)
+static int free_split(struct gr_core *core, struct gr_block *block, const struct order *order)
 {
         struct gr_context *context = block->context;
         struct gr_fence *fence = context->fence;
@@ -324,7 +333,7 @@ static int free_split(struct gr_core *core, struct gr_block *block, bool in_orde
         if (rc && gr_ledger_hand_out(block, block->requested_bytes))
                 return rc; /* the program still has it */
         if (!never) {
-                rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context->fence) : -EBUSY;
+                rc = wait_if_asked(context, order);
                 if (!rc)
                         epoch = 0;
                 else if (rc == -EBUSY)
@@ -332,7 +341,7 @@ static int free_split(struct gr_core *core, struct gr_block *block, bool in_orde
                 else
                         by_driver = true;
         }
-        rc = gr_split_put(block, epoch, by_driver, !in_order, &should_close);
+        rc = gr_split_put(block, epoch, by_driver, !order->give_back, &should_close);
         if (!rc && should_close)
                 gr_fence_close(context->fence);
         wake_if_needed(context);
@@ -387,12 +396,12 @@ GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block
         if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
                 return free_host(core, block);
         if (block->flags & GR_BLOCK_SPLIT)
-                return free_split(core, block, order->give_back);
+                return free_split(core, block, order);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE || gr_fence_is_broken(fence) ||
             gr_fence_overflow(fence) || bypassed(core))
                 return free_by_driver(core, block, order);
 
-        rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context->fence) : -EBUSY;
+        rc = wait_if_asked(context, order);
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block, order);
         gr_arena_put(context, block, rc == 0, &should_close);
@@ -437,6 +446,25 @@ void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
                 gr_block_drop(block);
 }
 
+/* For blocks whose last graph has gone, so that no work uses them. */
+static int release(void *arg, uint64_t ptr)
+{
+        struct gr_context *context = arg;
+        const struct gr_driver *driver = context->core->driver;
+        size_t done;
+
+        return driver->mem_release(context->handle, &ptr, 1, &done) == 0 ? 0 : driver->mem_free(ptr);
+}
+
+/*
+ * Of what the program freed before. Whatever it calls now need not wait for the GPU, which may wait for what the
+ * program does next.
+ */
+static struct order collected(struct gr_context *context)
+{
+        return (struct order){.give_back = release, .arg = context, .collected = true};
+}
+
 /*
  * Frees what is parked in a shared hold of graph segments. in_order: only work in the order of the graphs that share
  * the memory has used it, so it needs no fence.
@@ -447,11 +475,13 @@ static void unpark(struct gr_graph_hold *hold, bool in_order, bool ends)
         bool should_close;
 
         for (block = gr_graph_hold_unpark(hold, ends); block; block = next) {
+                struct order order = collected(block->context);
+
                 next = block->next;
                 if (in_order && !(block->flags & GR_BLOCK_EXPORTED))
                         gr_split_put(block, GR_SPLIT_IDLE, false, false, &should_close);
                 else
-                        free_split(hold->core, block, true);
+                        free_split(hold->core, block, &order);
         }
 }
 
@@ -496,6 +526,7 @@ void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream)
 
 static bool collect_one(struct gr_context *context, void *arg)
 {
+        struct order order = collected(context);
         struct gr_block *block, *next;
 
         (void)arg;
@@ -505,7 +536,7 @@ static bool collect_one(struct gr_context *context, void *arg)
                 if (gr_block_state(block) == GR_BLOCK_GONE)
                         gr_block_drop(block);
                 else
-                        free_claimed(context->core, block, &(struct order){0});
+                        free_claimed(context->core, block, &order);
         }
         return true;
 }

@@ -1,6 +1,7 @@
 /*
  * Memory of graphs at the edges: captures that outlive their threads, whose end fails, or that go into a graph of the
- * program's. Under the shim only. Each row says what it saw, and the status is 1 if one is bad.
+ * program's; memory that was exported, or that lies in host memory. Under the shim only.
+ * Each row says what it saw, and the status is 1 if one is bad.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -32,6 +33,19 @@ static struct gpureclaim_status status(int device)
         if (!get || get(device, &status))
                 gt_die("no library, or no figures");
         return status;
+}
+
+/* Whether the figure of graphs falls to bytes. The driver tells a moment later that a graph has gone. */
+static bool falls_to(int device, uint64_t bytes)
+{
+        CUdeviceptr p;
+
+        for (int i = 0; i < 100 && status(device).graph_bytes > bytes; i++) {
+                gt_sleep_us(10000);
+                GR_MUST(cuMemAlloc(&p, KIB));
+                GR_MUST(cuMemFree(p));
+        }
+        return status(device).graph_bytes <= bytes;
 }
 
 static bool overlap(CUdeviceptr p, CUdeviceptr q)
@@ -158,6 +172,32 @@ static void into_a_graph(void)
         GR_MUST(cuGraphDestroy(graph));
 }
 
+/* The program freed its memory before. A kernel that runs meanwhile may wait for what the program does next. */
+static void its_end_does_not_wait(bool exports)
+{
+        CUgraphExec exec = executable(captured(stream, exports));
+        CUstream other = gt_stream();
+        CUdeviceptr word, p;
+        double begin_us;
+
+        GR_MUST(cuMemAlloc(&word, 4));
+        GR_MUST(cuMemsetD32(word, 0, 1));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(gt_await(&gt, other, word, 1, 3000000));
+        begin_us = gt_now_us();
+        GR_MUST(cuGraphExecDestroy(exec));
+        gt_sleep_us(50000);
+        GR_MUST(cuMemAlloc(&p, 16 * BYTES));
+        GR_MUST(cuMemsetD32Async(word, 1, 1, stream));
+        row(gt_now_us() - begin_us < 1500000, exports ? "the end of a graph whose memory was exported does not wait"
+                                                      : "the end of a graph does not wait");
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(word));
+        GR_MUST(cuStreamDestroy(other));
+        row(falls_to(0, 0), "and its memory goes");
+}
+
 int main(void)
 {
         gt_open(&gt);
@@ -165,6 +205,8 @@ int main(void)
         after_its_thread();
         end_without_a_context();
         into_a_graph();
+        its_end_does_not_wait(false);
+        its_end_does_not_wait(true);
         printf("%d rows bad\n", bad);
         return bad > 0;
 }

@@ -79,7 +79,7 @@ static void *end_other(void *arg)
 
 static void end_beside(void)
 {
-        sg_before[SG_MEM_FREE] = NULL;
+        sg_before[SG_MEM_RELEASE] = NULL;
         pthread_create(&ending, NULL, end_other, NULL);
         usleep(20000);
         ended_early = ended;
@@ -90,7 +90,7 @@ static void test_end_beside_collect(void)
 {
         start();
         left_over(true);
-        sg_before[SG_MEM_FREE] = end_beside;
+        sg_before[SG_MEM_RELEASE] = end_beside;
         gr_pool_collect(&core);
         pthread_join(ending, NULL);
         GR_CHECK(ended && !ended_early);
@@ -105,12 +105,12 @@ static void test_about_to_end(bool stays)
         left_over(true);
         gr_core_context_ending(other);
         gr_pool_collect(&core);
-        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0);
+        GR_CHECK_EQ(sg_calls(SG_MEM_RELEASE), 0);
         if (stays) {
                 gr_core_context_stays(other);
                 GR_CHECK(gr_graph_holds_are_over(&core));
                 gr_pool_collect(&core);
-                GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 1);
+                GR_CHECK_EQ(sg_calls(SG_MEM_RELEASE), 1);
                 GR_CHECK(!gr_graph_holds_are_over(&core));
         } else {
                 sg_context_destroy(other->handle);
