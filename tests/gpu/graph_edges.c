@@ -1,6 +1,6 @@
 /*
  * Memory of graphs at the edges: captures that outlive their threads, whose end fails, or that go into a graph of the
- * program's; memory that was exported, or that lies in host memory. Under the shim only.
+ * program's; memory that was exported, or that lies in host memory; and graphs of another device. Under the shim only.
  * Each row says what it saw, and the status is 1 if one is bad.
  */
 #include <dlfcn.h>
@@ -198,6 +198,26 @@ static void its_end_does_not_wait(bool exports)
         row(falls_to(0, 0), "and its memory goes");
 }
 
+/* What graphs of one device have had comes back while there are graphs of another one. */
+static void on_two_devices(void)
+{
+        CUgraph first = captured(stream, false);
+        CUcontext context;
+        CUdevice device;
+        int count;
+
+        GR_MUST(cuDeviceGetCount(&count));
+        if (count > 1) {
+                GR_MUST(cuDeviceGet(&device, 1));
+                GR_MUST(cuDevicePrimaryCtxRetain(&context, device));
+                GR_MUST(cuCtxSetCurrent(context));
+                GR_MUST(cuGraphDestroy(captured(gt_stream(), false)));
+                row(falls_to(1, 0), "graphs of another device");
+                GR_MUST(cuCtxSetCurrent(gt.ctx));
+        }
+        GR_MUST(cuGraphDestroy(first));
+}
+
 int main(void)
 {
         gt_open(&gt);
@@ -207,6 +227,7 @@ int main(void)
         into_a_graph();
         its_end_does_not_wait(false);
         its_end_does_not_wait(true);
+        on_two_devices();
         printf("%d rows bad\n", bad);
         return bad > 0;
 }
