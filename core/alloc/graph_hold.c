@@ -15,9 +15,11 @@
 #define LOOK         256 /* parked blocks that a request looks at */
 #define LARGER_SHARE 8   /* one that cannot be cut is larger by at most an eighth, and one unit */
 
-/* Counts a block as parked (1), or not (-1). */
+/* Counts a block as parked (1), or not (-1). Host memory is no part of what the device has reserved. */
 static void count(const struct gr_block *block, int sign)
 {
+        if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
+                return;
         gr_budget_add(&block->context->device->graph_bytes, (uint64_t)sign * block->capacity_bytes);
 }
 

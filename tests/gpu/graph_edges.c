@@ -172,6 +172,28 @@ static void into_a_graph(void)
         GR_MUST(cuGraphDestroy(graph));
 }
 
+/* Where spilling is on. Host memory is not part of what is live on the device. */
+static void in_host_memory(void)
+{
+        CUdeviceptr most, p;
+        size_t free_bytes, total;
+        uint64_t live;
+        CUgraph graph;
+
+        GR_MUST(cuMemGetInfo(&free_bytes, &total));
+        GR_MUST(cuMemAlloc(&most, free_bytes - 2 * BYTES));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        if (cuMemAlloc(&p, 4 * BYTES) == CUDA_SUCCESS) {
+                live = status(0).live_bytes;
+                GR_MUST(cuMemFree(p));
+                if (status(0).spilled_bytes > 0)
+                        row(status(0).live_bytes == live, "memory of a graph that is host memory");
+        }
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuMemFree(most));
+}
+
 /* The program freed its memory before. A kernel that runs meanwhile may wait for what the program does next. */
 static void its_end_does_not_wait(bool exports)
 {
@@ -228,6 +250,8 @@ int main(void)
         its_end_does_not_wait(false);
         its_end_does_not_wait(true);
         on_two_devices();
+        if (gt.simulated)
+                in_host_memory();
         printf("%d rows bad\n", bad);
         return bad > 0;
 }
