@@ -48,6 +48,7 @@ struct request {
         CUstream stream;
         CUresult (*real)(CUgraphExec exec, CUstream stream);
         bool launches; /* else it uploads */
+        bool null_is_own;
         struct gr_device *device;
         uint64_t need_bytes;
         bool may_have_it; /* its memory may be in what is charged already */
@@ -356,12 +357,14 @@ static void climb(int (*attempt)(void *arg), void *arg)
 /*
  * While another thread waits for the stream, the driver may launch a graph that has user objects and answer
  * CUDA_ERROR_UNKNOWN all the same (docs/measurements.md, user-object-launch). The objects are this library's: without
- * them the program would have got CUDA_SUCCESS. If the context is broken, its next call says so.
+ * them the program would have got CUDA_SUCCESS. If the context is broken, its next call says so. Not for a launch that
+ * is captured: it runs nothing yet, and without it the program's graph would lack a part.
  */
 static int call(struct request *request)
 {
         request->result = request->real(request->exec, request->stream);
-        if (request->result == CUDA_ERROR_UNKNOWN && request->launches && gr_captures_have_objects()) {
+        if (request->result == CUDA_ERROR_UNKNOWN && request->launches && gr_captures_have_objects() &&
+            !gr_capture_on(request->stream, request->null_is_own)) {
                 gr_log(GR_LOG_INFO, "the driver has launched a graph, and says that it failed: that is not passed on");
                 request->result = CUDA_SUCCESS;
         }
@@ -399,7 +402,7 @@ static int attempt(void *arg)
         return rc;
 }
 
-static CUresult submit(struct request request, bool null_is_own)
+static CUresult submit(struct request request)
 {
         struct gr_context *context;
         uint64_t now = atomic_load(&gr_graph_memory_trims);
@@ -420,7 +423,7 @@ static CUresult submit(struct request request, bool null_is_own)
         }
         gr_unlock(&lock);
         /* A launch that is captured reserves nothing: it becomes part of another graph. */
-        if (!request.device || gr_capture_on(request.stream, null_is_own))
+        if (!request.device || gr_capture_on(request.stream, request.null_is_own))
                 return submit_unknown(&request);
         GR_NO_CANCEL; /* attempt charges, and then calls the driver */
         GR_KEEP_ERRNO;
@@ -449,13 +452,14 @@ static CUresult submit(struct request request, bool null_is_own)
 
 static CUresult launch(CUgraphExec exec, CUstream stream, bool null_is_own, __typeof__(cuGraphLaunch) *real)
 {
-        const struct request request = {.exec = exec, .stream = stream, .real = real, .launches = true};
+        const struct request request = {
+                .exec = exec, .stream = stream, .real = real, .launches = true, .null_is_own = null_is_own};
 
         gr_submit_begin(stream, null_is_own);
         if (!gr_stream_graph_begins())
-                return submit(request, null_is_own);
+                return submit(request);
         GR_NO_CANCEL; /* gr_stream_graph_began must follow */
-        return gr_stream_graph_began(submit(request, null_is_own));
+        return gr_stream_graph_began(submit(request));
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
@@ -472,7 +476,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 
 static CUresult upload(CUgraphExec exec, CUstream stream, bool null_is_own, __typeof__(cuGraphUpload) *real)
 {
-        return submit((struct request){.exec = exec, .stream = stream, .real = real}, null_is_own);
+        return submit((struct request){.exec = exec, .stream = stream, .real = real, .null_is_own = null_is_own});
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec exec, CUstream stream)

@@ -2,6 +2,8 @@
  * Memory of graphs at the edges: captures that outlive their threads, whose end fails, or that go into a graph of the
  * program's; memory that was exported, or that lies in host memory; and graphs of another device. Under the shim only.
  * Each row says what it saw, and the status is 1 if one is bad.
+ *
+ *   graph_edges [--refused]   --refused: the driver answers a launch in a capture with CUDA_ERROR_UNKNOWN
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -240,10 +242,31 @@ static void on_two_devices(void)
         GR_MUST(cuGraphDestroy(first));
 }
 
-int main(void)
+/* The driver, which is told to, refuses a launch in a capture as it never does: then the capture lacks it. */
+static void refused_in_a_capture(void)
 {
+        CUgraphExec exec = executable(captured(stream, false));
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        row(cuGraphLaunch(exec, stream) == CUDA_ERROR_UNKNOWN, "a launch in a capture that the driver refuses");
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphDestroy(graph));
+        row(cuGraphLaunch(exec, stream) == CUDA_SUCCESS, "and one outside");
+        GR_MUST(cuGraphExecDestroy(exec));
+}
+
+int main(int argc, char **argv)
+{
+        bool refused = false;
+
+        GT_OPTIONS(argc, argv, "[--refused]", GT_OPTION("refused", refused));
         gt_open(&gt);
         stream = gt_stream();
+        if (refused) {
+                refused_in_a_capture();
+                return bad > 0;
+        }
         after_its_thread();
         end_without_a_context();
         into_a_graph();
