@@ -133,9 +133,19 @@ SUBMISSION(cuMemcpyPeerAsync, stream,
            to, to_context, from, from_context, bytes, stream)
 SUBMISSION(cuMemcpy2DAsync_v2, stream, (const CUDA_MEMCPY2D *copy, CUstream stream), copy, stream)
 SUBMISSION(cuMemcpy3DAsync_v2, stream, (const CUDA_MEMCPY3D *copy, CUstream stream), copy, stream)
+SUBMISSION(cuMemcpy3DPeerAsync, stream, (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), copy, stream)
 SUBMISSION(cuMemsetD8Async, stream, (CUdeviceptr to, unsigned char value, size_t count, CUstream stream), to, value,
            count, stream)
 SUBMISSION(cuMemsetD16Async, stream, (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), to, value,
            count, stream)
 SUBMISSION(cuMemsetD32Async, stream, (CUdeviceptr to, unsigned int value, size_t count, CUstream stream), to, value,
            count, stream)
+SUBMISSION(cuMemsetD2D8Async, stream,
+           (CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height, CUstream stream), to, pitch,
+           value, width, height, stream)
+SUBMISSION(cuMemsetD2D16Async, stream,
+           (CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height, CUstream stream), to,
+           pitch, value, width, height, stream)
+SUBMISSION(cuMemsetD2D32Async, stream,
+           (CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height, CUstream stream), to, pitch,
+           value, width, height, stream)

@@ -174,6 +174,26 @@ static void into_a_graph(void)
         GR_MUST(cuGraphDestroy(graph));
 }
 
+/* Work that is not captured uses what a capture was given: nothing may then be given twice, as the work may be late. */
+static void filled_beside(void)
+{
+        CUstream other = gt_stream();
+        CUdeviceptr p, q;
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemAlloc(&p, BYTES));
+        GR_MUST(cuMemsetD2D32Async(p, 64, 1, 8, 8, other));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemAlloc(&q, BYTES));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        row(!overlap(p, q), "a fill of rows beside a capture");
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamSynchronize(other));
+        GR_MUST(cuStreamDestroy(other));
+}
+
 /* Where spilling is on. Host memory is not part of what is live on the device. */
 static void in_host_memory(void)
 {
@@ -270,6 +290,7 @@ int main(int argc, char **argv)
         after_its_thread();
         end_without_a_context();
         into_a_graph();
+        filled_beside();
         its_end_does_not_wait(false);
         its_end_does_not_wait(true);
         on_two_devices();
