@@ -63,9 +63,8 @@ static void put_executables(const uint64_t *figures, gr_sink *sink, void *arg)
         if (bytes == UINT64_MAX)
                 length = snprintf(line, sizeof(line), "    executable graphs: %" PRIu64 ", memory not known\n", count);
         else
-                length = snprintf(line, sizeof(line),
-                                  "    executable graphs: %" PRIu64 ", about %s the driver's own\n", count,
-                                  gr_size_format(bytes, size, sizeof(size)));
+                length = snprintf(line, sizeof(line), "    executable graphs: %" PRIu64 ", about %s the driver's own\n",
+                                  count, gr_size_format(bytes, size, sizeof(size)));
         sink(line, (size_t)length, arg);
 }
 
