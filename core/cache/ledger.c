@@ -217,10 +217,11 @@ GR_HOT_CODE enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct 
         enum gr_block_state before;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        if (atomic_load(&block->state) != GR_BLOCK_GONE)
+                take_out(shard, block);
+        /* Last: a thread that is handing it out sees that it is GONE, and frees it at once. */
         before = atomic_exchange(&block->state, GR_BLOCK_GONE);
         assert(before <= GR_BLOCK_GONE); /* it has no home */
-        if (before != GR_BLOCK_GONE)
-                take_out(shard, block);
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         return before;
 }
