@@ -6,6 +6,7 @@
 #include <utlist.h>
 
 #include "account/budget.h"
+#include "base/arith.h"
 #include "base/size_class.h"
 #include "cache/block.h"
 #include "cache/ledger.h"
@@ -13,7 +14,7 @@
 #include "segment/split.h"
 
 #define LOOK         256 /* parked blocks that a request looks at */
-#define LARGER_SHARE 8   /* one that cannot be cut is larger by at most an eighth, and one unit */
+#define LARGER_SHARE 8   /* one that cannot be cut is larger by at most an eighth and one unit, or as a new one */
 
 /* Counts a block as parked (1), or not (-1). Host memory is no part of what the device has reserved. */
 static void count(const struct gr_block *block, int sign)
@@ -130,18 +131,27 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
         return hold;
 }
 
+/* Whether a parked block serves the request. A small request gets no part of what is for large ones. */
+static bool serves(struct gr_block *block, const struct gr_context *context, size_t bytes)
+{
+        size_t most = bytes + bytes / LARGER_SHARE + GR_SPLIT_UNIT_BYTES;
+
+        if (block->context != context || block->capacity_bytes < bytes)
+                return false;
+        if (is_plain_range(block))
+                return block->capacity_bytes <= most || !gr_is_small(bytes) || gr_is_small(block->capacity_bytes) ||
+                       gr_split_is_small(block);
+        return !block->flags && block->capacity_bytes <= gr_max(most, gr_class_block_bytes(bytes));
+}
+
 /* The smallest of the newest parked blocks that serves the request. */
 static struct gr_block *best_parked(const struct gr_graph_hold *hold, const struct gr_context *context, size_t bytes)
 {
-        size_t most = bytes + bytes / LARGER_SHARE + GR_SPLIT_UNIT_BYTES;
         struct gr_block *block, *best = NULL;
         unsigned looked_at = 0;
 
         DL_FOREACH (hold->parked, block) {
-                if (block->context == context && !(block->flags & ~GR_BLOCK_SPLIT) && block->capacity_bytes >= bytes &&
-                    (block->capacity_bytes <= most ||
-                     (is_plain_range(block) && gr_is_small(block->capacity_bytes) == gr_is_small(bytes))) &&
-                    (!best || block->capacity_bytes < best->capacity_bytes))
+                if ((!best || block->capacity_bytes < best->capacity_bytes) && serves(block, context, bytes))
                         best = block;
                 if (++looked_at == LOOK)
                         break;

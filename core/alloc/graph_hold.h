@@ -60,8 +60,8 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block);
 /*
  * Takes a block of the context that is parked in hold, the smallest that serves bytes among the newest; the caller has
  * it. A range is cut to the size, and the rest stays parked: what is parked side by side is one range. Other blocks are
- * little larger than bytes. NULL: there is none. Only for the capture that parked it: in the order of a single stream,
- * its work on the block is done before that of the next owner.
+ * little larger than bytes, or as large as a new one would be. NULL: there is none. Only for the capture that parked
+ * it: in the order of a single stream, its work on the block is done before that of the next owner.
  */
 struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes);
 

@@ -511,6 +511,19 @@ struct gr_block *gr_split_join(struct gr_block *block, gr_split_leaves *leaves, 
         return &range->block;
 }
 
+/* Lock not held. */
+bool gr_split_is_small(struct gr_block *block)
+{
+        struct gr_split *split = block->context->split;
+        bool small;
+
+        assert(block->flags & GR_BLOCK_SPLIT);
+        gr_lock(&split->lock);
+        small = gr_block_state(block) != GR_BLOCK_GONE && gr_range_of(block)->segment->small;
+        gr_unlock(&split->lock);
+        return small;
+}
+
 /* Counts bytes as freed into the open epoch. True: that is so much that the epoch should be closed. */
 static bool count_freed(struct gr_context *context, uint64_t bytes)
 {

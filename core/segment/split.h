@@ -128,10 +128,13 @@ void gr_split_end_graphs(struct gr_context *context);
  *
  * gr_split_join merges block with the ranges before and behind it that leave: those of which leaves says so, which is
  * called with the lock held and takes them out of their list. Returns the block that there is now.
+ *
+ * gr_split_is_small: whether block lies in a segment for requests up to 1 MiB.
  */
 typedef bool gr_split_leaves(struct gr_block *adjacent, void *arg);
 struct gr_block *gr_split_cut(struct gr_block *block, size_t bytes);
 struct gr_block *gr_split_join(struct gr_block *block, gr_split_leaves *leaves, void *arg);
+bool gr_split_is_small(struct gr_block *block);
 
 /*
  * Takes back a block that the program freed (claimed in the ledger; the caller's until now). epoch: from

@@ -147,6 +147,24 @@ static void test_sizes(void)
         finish();
 }
 
+/* A block that is larger than its request, as the driver gives it, serves the same request again. */
+static void test_rounded(size_t bytes)
+{
+        struct gr_graph_hold *hold;
+        uint64_t ptr, again;
+
+        start();
+        hold = gr_graph_hold_new(&core, NULL);
+        ptr = held(context, hold, bytes);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK(gr_pool_alloc_held(hold, context, true, bytes, &again) && again == ptr);
+        sg_own(ptr, bytes);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        gr_graph_hold_release(hold);
+        gr_pool_collect(&core);
+        finish();
+}
+
 static void park_small(struct gr_graph_hold *hold, int count)
 {
         uint64_t ptrs[256];
@@ -343,6 +361,9 @@ int main(void)
         test_about_to_end(true);
         test_about_to_end(false);
         test_sizes();
+        test_rounded(3 * MIB);
+        test_rounded(260 * KIB);
+        test_rounded(33 * MIB);
         test_look();
         test_numbers();
         test_others_stay();

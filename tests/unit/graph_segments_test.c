@@ -552,6 +552,27 @@ static void test_parts(void)
         end();
 }
 
+/* Small ones also where they have joined to a range above 1 MiB: else each round of a capture would take fresh memory. */
+static void test_small_parts(void)
+{
+        uint64_t p[3];
+
+        begin_private();
+        for (int i = 0; i < 3; i++)
+                p[i] = held(hold, MIB / 2);
+        for (int i = 0; i < 3; i++)
+                must_free(p[i]);
+        for (int i = 0; i < 3; i++)
+                GR_CHECK_EQ(take(MIB / 2), p[i]);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 0);
+        for (int i = 0; i < 3; i++)
+                must_free(p[i]);
+        GR_CHECK_EQ(take(3 * MIB / 2), p[0]);
+        must_free(p[0]);
+        last_graph_goes();
+        end();
+}
+
 /* They join neither with what is live nor with what another graph has. */
 static void test_neighbours(void)
 {
@@ -644,9 +665,11 @@ static void test_parts_beside_end(void)
 int main(void)
 {
         test_parts();
+        test_small_parts();
         test_parts_of_context();
         gpu_mapping = true;
         test_parts();
+        test_small_parts();
         test_parts_of_context();
         test_parts_beside_end();
         test_neighbours();
