@@ -27,20 +27,26 @@ static void count(const struct gr_block *block, int sign)
 struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, struct gr_context *shared_in)
 {
         struct gr_graph_hold *hold = calloc(1, sizeof(*hold));
+        bool added;
 
         if (!hold)
                 return NULL;
         hold->core = core;
         hold->shared_in = shared_in;
-        if (shared_in)
-                atomic_fetch_add(&shared_in->graph_users, 1);
         atomic_init(&hold->users, 1);
         gr_lock(&core->holds_lock);
         if (++core->holds_made == 0)
                 core->holds_made = 1; /* 0 is none */
         hold->number = core->holds_made;
-        LL_PREPEND(core->holds, hold);
+        HASH_ADD(hh, core->holds, number, sizeof(hold->number), hold);
+        added = hold->hh.tbl != NULL;
         gr_unlock(&core->holds_lock);
+        if (!added) {
+                free(hold);
+                return NULL;
+        }
+        if (shared_in)
+                atomic_fetch_add(&shared_in->graph_users, 1);
         return hold;
 }
 
@@ -119,7 +125,7 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
         if (number == 0)
                 return false;
         gr_lock(&core->holds_lock);
-        LL_SEARCH_SCALAR(core->holds, hold, number, number);
+        HASH_FIND(hh, core->holds, &number, sizeof(number), hold);
         if (hold && atomic_load(&hold->users) > 0 &&
             !(hold->shared_in && hold->ended && block->flags & GR_BLOCK_GRAPH)) {
                 park(hold, block);
@@ -214,7 +220,7 @@ struct gr_block *gr_graph_holds_collect(struct gr_core *core, struct gr_context 
         struct gr_graph_hold *hold, *tmp;
 
         gr_lock(&core->holds_lock);
-        LL_FOREACH_SAFE (core->holds, hold, tmp) {
+        HASH_ITER (hh, core->holds, hold, tmp) {
                 if (atomic_load(&hold->users) > 0)
                         continue;
                 DL_FOREACH_SAFE (hold->parked, block, next) {
@@ -230,7 +236,7 @@ struct gr_block *gr_graph_holds_collect(struct gr_core *core, struct gr_context 
                 if (hold->parked) { /* of a context that is about to end, or to begin: another try is needed */
                         atomic_store(&core->holds_over, true);
                 } else {
-                        LL_DELETE(core->holds, hold);
+                        HASH_DEL(core->holds, hold);
                         free(hold);
                 }
         }
@@ -242,10 +248,10 @@ void gr_graph_holds_drop(struct gr_context *context)
 {
         struct gr_core *core = context->core;
         struct gr_block *gone = NULL, *block, *next;
-        struct gr_graph_hold *hold;
+        struct gr_graph_hold *hold, *tmp;
 
         gr_lock(&core->holds_lock);
-        LL_FOREACH (core->holds, hold) {
+        HASH_ITER (hh, core->holds, hold, tmp) {
                 DL_FOREACH_SAFE (hold->parked, block, next) {
                         if (block->context != context)
                                 continue;
@@ -266,8 +272,9 @@ void gr_graph_holds_destroy(struct gr_core *core)
 {
         struct gr_graph_hold *hold, *tmp;
 
-        LL_FOREACH_SAFE (core->holds, hold, tmp)
+        HASH_ITER (hh, core->holds, hold, tmp) {
+                HASH_DEL(core->holds, hold);
                 free(hold); /* what is parked there is in the ledger */
-        core->holds = NULL;
+        }
         gr_lock_destroy(&core->holds_lock);
 }

@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/hash.h"
 #include "base/lock.h"
 
 struct gr_block;
@@ -32,8 +33,8 @@ struct gr_graph_hold {
         struct gr_context *shared_in;
         bool ended; /* its capture has; guarded by core->holds_lock */
         _Atomic unsigned users;
-        struct gr_block *parked; /* utlist's DL; this and the list are guarded by core->holds_lock */
-        struct gr_graph_hold *next;
+        struct gr_block *parked; /* utlist's DL; this and the next are guarded by core->holds_lock */
+        UT_hash_handle hh;       /* of core->holds, by number */
 };
 
 /*

@@ -132,7 +132,7 @@ struct gr_core {
         struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
         struct gr_context *contexts;
 
-        /* What graphs use (alloc/graph_hold.h); holds_lock guards the list and the number of the newest. */
+        /* What graphs use (alloc/graph_hold.h); holds_lock guards the table and the number of the newest. */
         struct gr_lock holds_lock;
         struct gr_graph_hold *holds;
         unsigned holds_made;
