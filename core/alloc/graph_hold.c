@@ -74,8 +74,6 @@ void gr_graph_hold_release(struct gr_graph_hold *hold)
 
 void gr_graph_hold_own(struct gr_graph_hold *hold, struct gr_block *block)
 {
-        if (atomic_load(&block->hold) == hold->number)
-                return; /* it was parked there, so prev is NULL, and another thread may be looking at it */
         block->prev = NULL;
         atomic_store(&block->hold, hold->number);
 }

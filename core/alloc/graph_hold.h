@@ -49,7 +49,7 @@ void gr_graph_hold_retain(struct gr_graph_hold *hold);
 /* One user less. Takes no lock and makes no call: a callback of the driver may call it. */
 void gr_graph_hold_release(struct gr_graph_hold *hold);
 
-/* The block, which is the caller's and in no list, belongs to the hold from now on. */
+/* The block, which is the caller's and in no list, belongs to the hold from now on. It did not before. */
 void gr_graph_hold_own(struct gr_graph_hold *hold, struct gr_block *block);
 
 /*

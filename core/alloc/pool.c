@@ -510,12 +510,11 @@ bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, 
                         unpark(hold, true, false);
                 block = take_for_graph(context, bytes);
         }
-        if (!block && single_stream)
+        if (block)
+                gr_graph_hold_own(hold, block);
+        else if (single_stream)
                 block = gr_graph_hold_take(hold, context, bytes);
-        if (!block)
-                return false;
-        gr_graph_hold_own(hold, block);
-        return hand_out_by_ledger(block, bytes, ret_ptr);
+        return block && hand_out_by_ledger(block, bytes, ret_ptr);
 }
 
 void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream)
