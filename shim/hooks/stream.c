@@ -310,6 +310,14 @@ static bool will_wait(void)
         return true;
 }
 
+/* The same for work on a stream; some of it also writes to memory. */
+static bool stream_will_wait(CUstream stream, bool null_is_own)
+{
+        if (gr_captures_are_open())
+                gr_captures_note_work(stream, null_is_own);
+        return will_wait();
+}
+
 static CUresult waits(bool told, CUresult result)
 {
         if (told)
@@ -321,14 +329,14 @@ static CUresult waits(bool told, CUresult result)
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
                 GR_NO_CANCEL; /* gr_core_stream_waits must follow */                                                   \
-                bool told = will_wait();                                                                               \
+                bool told = stream_will_wait(stream, false);                                                           \
                                                                                                                        \
                 return waits(told, GR_REAL(symbol, __VA_ARGS__));                                                      \
         }                                                                                                              \
         GR_EXPORT CUresult CUDAAPI symbol##_ptsz parameters                                                            \
         {                                                                                                              \
                 GR_NO_CANCEL; /* gr_core_stream_waits must follow */                                                   \
-                bool told = will_wait();                                                                               \
+                bool told = stream_will_wait(stream, true);                                                            \
                                                                                                                        \
                 return waits(told, GR_REAL(symbol##_ptsz, __VA_ARGS__));                                               \
         }

@@ -134,6 +134,20 @@ SUBMISSION(cuMemcpyPeerAsync, stream,
 SUBMISSION(cuMemcpy2DAsync_v2, stream, (const CUDA_MEMCPY2D *copy, CUstream stream), copy, stream)
 SUBMISSION(cuMemcpy3DAsync_v2, stream, (const CUDA_MEMCPY3D *copy, CUstream stream), copy, stream)
 SUBMISSION(cuMemcpy3DPeerAsync, stream, (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), copy, stream)
+SUBMISSION(cuMemcpyBatchAsync, stream,
+           (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
+            size_t *first_of, size_t attribute_count, size_t *failed, CUstream stream),
+           to, from, sizes, count, attributes, first_of, attribute_count, failed, stream)
+SUBMISSION(cuMemcpyBatchAsync_v2, stream,
+           (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
+            size_t *first_of, size_t attribute_count, CUstream stream),
+           to, from, sizes, count, attributes, first_of, attribute_count, stream)
+SUBMISSION(cuMemcpy3DBatchAsync, stream,
+           (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, size_t *failed, unsigned long long flags, CUstream stream),
+           count, copies, failed, flags, stream)
+SUBMISSION(cuMemcpy3DBatchAsync_v2, stream,
+           (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, unsigned long long flags, CUstream stream), count, copies,
+           flags, stream)
 SUBMISSION(cuMemsetD8Async, stream, (CUdeviceptr to, unsigned char value, size_t count, CUstream stream), to, value,
            count, stream)
 SUBMISSION(cuMemsetD16Async, stream, (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), to, value,
@@ -149,3 +163,11 @@ SUBMISSION(cuMemsetD2D16Async, stream,
 SUBMISSION(cuMemsetD2D32Async, stream,
            (CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height, CUstream stream), to, pitch,
            value, width, height, stream)
+SUBMISSION(cuStreamWriteValue32, stream, (CUstream stream, CUdeviceptr to, cuuint32_t value, unsigned int flags),
+           stream, to, value, flags)
+SUBMISSION(cuStreamWriteValue32_v2, stream, (CUstream stream, CUdeviceptr to, cuuint32_t value, unsigned int flags),
+           stream, to, value, flags)
+SUBMISSION(cuStreamWriteValue64, stream, (CUstream stream, CUdeviceptr to, cuuint64_t value, unsigned int flags),
+           stream, to, value, flags)
+SUBMISSION(cuStreamWriteValue64_v2, stream, (CUstream stream, CUdeviceptr to, cuuint64_t value, unsigned int flags),
+           stream, to, value, flags)

@@ -174,8 +174,28 @@ static void into_a_graph(void)
         GR_MUST(cuGraphDestroy(graph));
 }
 
+static void fill_rows(CUdeviceptr p, CUstream in)
+{
+        GR_MUST(cuMemsetD2D32Async(p, 64, 1, 8, 8, in));
+}
+
+static void write_word(CUdeviceptr p, CUstream in)
+{
+        GR_MUST(cuStreamWriteValue32(in, p, 1, 0));
+}
+
+static void write_long(CUdeviceptr p, CUstream in)
+{
+        GR_MUST(cuStreamWriteValue64(in, p, 1, 0));
+}
+
+static void wait_for_word(CUdeviceptr p, CUstream in)
+{
+        GR_MUST(cuStreamWaitValue32(in, p, 0, CU_STREAM_WAIT_VALUE_GEQ));
+}
+
 /* Work that is not captured uses what a capture was given: nothing may then be given twice, as the work may be late. */
-static void filled_beside(void)
+static void used_beside(void (*use)(CUdeviceptr p, CUstream in), const char *name)
 {
         CUstream other = gt_stream();
         CUdeviceptr p, q;
@@ -183,12 +203,12 @@ static void filled_beside(void)
 
         GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
         GR_MUST(cuMemAlloc(&p, BYTES));
-        GR_MUST(cuMemsetD2D32Async(p, 64, 1, 8, 8, other));
+        use(p, other);
         GR_MUST(cuMemFree(p));
         GR_MUST(cuMemAlloc(&q, BYTES));
         GR_MUST(cuMemFree(q));
         GR_MUST(cuStreamEndCapture(stream, &graph));
-        row(!overlap(p, q), "a fill of rows beside a capture");
+        row(!overlap(p, q), name);
         GR_MUST(cuGraphDestroy(graph));
         GR_MUST(cuStreamSynchronize(other));
         GR_MUST(cuStreamDestroy(other));
@@ -290,7 +310,10 @@ int main(int argc, char **argv)
         after_its_thread();
         end_without_a_context();
         into_a_graph();
-        filled_beside();
+        used_beside(fill_rows, "a fill of rows beside a capture");
+        used_beside(write_word, "a word written beside a capture");
+        used_beside(write_long, "a longer one");
+        used_beside(wait_for_word, "a word waited for beside a capture");
         its_end_does_not_wait(false);
         its_end_does_not_wait(true);
         on_two_devices();
