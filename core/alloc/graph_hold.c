@@ -97,7 +97,7 @@ static bool leaves_to_join(struct gr_block *adjacent, void *arg)
 {
         struct gr_graph_hold *hold = arg;
 
-        /* prev is the list's, and NULL, as long as a block is in no list: only of a block of another hold it may not */
+        /* Of this hold's blocks only parked ones have a prev. That of other blocks may change, and is not read. */
         if (atomic_load(&adjacent->hold) != hold->number || !adjacent->prev || !is_plain_range(adjacent))
                 return false;
         unlist(hold, adjacent);
