@@ -182,8 +182,7 @@ static CUgraphExec captured_fill(CUdeviceptr p, uint32_t value, CUstreamCaptureM
         GR_MUST(cuStreamBeginCapture(stream, mode));
         GR_MUST(gt_fill(&gt, stream, p, value, WORDS));
         GR_MUST(cuStreamEndCapture(stream, &graph));
-        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GR_MUST(cuGraphDestroy(graph));
+        exec = gt_executable(graph);
         return exec;
 }
 

@@ -68,16 +68,6 @@ static CUgraph captured(CUstreamCaptureMode mode, size_t bytes, bool frees_insid
         return graph;
 }
 
-/* The graph itself is gone then. */
-static CUgraphExec executable(CUgraph graph)
-{
-        CUgraphExec exec;
-
-        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GR_MUST(cuGraphDestroy(graph));
-        return exec;
-}
-
 /* Lets what is freed come back, as a program does that goes on. */
 static void go_on(void)
 {
@@ -124,7 +114,8 @@ static void nobody_elses(bool relaxed)
 
                                 snprintf(name, sizeof name, "%s capture, %zu KiB freed %s it", mode_names[m],
                                          sizes[s] / KIB, inside ? "inside" : "after");
-                                must_harm_nobody(executable(captured(modes[m], sizes[s], inside, &p)), sizes[s], name);
+                                must_harm_nobody(gt_executable(captured(modes[m], sizes[s], inside, &p)), sizes[s],
+                                                 name);
                         }
 }
 
@@ -148,7 +139,7 @@ static void of_another_thread(void)
         GR_MUST(gt_fill(&gt, stream, p, 7, MIB / 4));
         graph = finish(stream);
         GR_MUST(cuMemFree(p));
-        must_harm_nobody(executable(graph), MIB, "allocated by another thread");
+        must_harm_nobody(gt_executable(graph), MIB, "allocated by another thread");
 }
 
 /*
@@ -176,7 +167,7 @@ static void beside_the_capture(bool ends)
         GR_MUST(cuMemAlloc(&q, MIB));
         GR_MUST(gt_fill(&gt, stream, q, 2, MIB / 4));
         GR_MUST(cuMemFree(q));
-        exec = executable(finish(stream));
+        exec = gt_executable(finish(stream));
         GR_MUST(cuGraphLaunch(exec, stream));
         GR_MUST(cuCtxSynchronize());
         row(gt_wrong_words(result, MIB, 1) == 0,
@@ -236,13 +227,13 @@ static void what_it_becomes(void)
         graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
         GR_MUST(cuGraphClone(&other, graph));
         GR_MUST(cuGraphDestroy(graph));
-        must_harm_nobody(executable(other), MIB, "a clone");
+        must_harm_nobody(gt_executable(other), MIB, "a clone");
 
         graph = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
         GR_MUST(cuGraphCreate(&other, 0));
         GR_MUST(cuGraphAddChildGraphNode(&node, other, NULL, 0, graph));
         GR_MUST(cuGraphDestroy(graph));
-        must_harm_nobody(executable(other), MIB, "a node of another graph");
+        must_harm_nobody(gt_executable(other), MIB, "a node of another graph");
 
         other = captured(CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, true, &p);
         GR_MUST(cuGraphInstantiate(&exec, other, 0));
@@ -289,7 +280,7 @@ static void a_conditional_body(void)
         GR_MUST(gt_fill(&gt, stream, p, 7, MIB / 4));
         GR_MUST(cuMemFree(p));
         GR_MUST(cuStreamEndCapture(stream, &body));
-        must_harm_nobody(executable(graph), MIB, "the body of a conditional node");
+        must_harm_nobody(gt_executable(graph), MIB, "the body of a conditional node");
 }
 
 enum { LINKS = 40 };
@@ -317,7 +308,7 @@ static void a_chain(void)
                 seen[i] = p;
                 different += !before;
         }
-        exec = executable(finish(stream));
+        exec = gt_executable(finish(stream));
         for (int turn = 0; turn < 3; turn++) {
                 GR_MUST(cuMemsetD32(results, 0, LINKS));
                 GR_MUST(cuCtxSynchronize());
@@ -355,7 +346,7 @@ static void a_fork(void)
         GR_MUST(cuEventRecord(event, other));
         GR_MUST(cuStreamWaitEvent(stream, event, 0));
         GR_MUST(cuMemFree(q));
-        exec = executable(finish(stream));
+        exec = gt_executable(finish(stream));
         for (int turn = 0; turn < 3; turn++) {
                 GR_MUST(cuGraphLaunch(exec, stream));
                 GR_MUST(cuCtxSynchronize());
@@ -495,7 +486,7 @@ static void launched_while_another_waits(void)
         begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, &p);
         GR_MUST(gt_copy(&gt, stream, result, p, 1));
         GR_MUST(cuMemFree(p));
-        exec = executable(finish(stream));
+        exec = gt_executable(finish(stream));
         GR_MUST(gt_spin(&gt, stream, 50000));
         pthread_create(&thread, NULL, wait_for_stream, NULL);
         gt_sleep_us(20000); /* then it waits */

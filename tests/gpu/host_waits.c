@@ -70,8 +70,7 @@ static CUresult by_callback(CUstream stream)
 static CUresult launched(CUgraph made, CUresult added, CUstream stream)
 {
         GR_MUST(added);
-        GR_MUST(cuGraphInstantiate(&graph, made, 0));
-        GR_MUST(cuGraphDestroy(made));
+        graph = gt_executable(made);
         return cuGraphLaunch(graph, stream);
 }
 

@@ -55,8 +55,7 @@ static CUgraphExec build(size_t bytes, int count, bool one_by_one)
         CUgraph graph;
 
         capture(bytes, count, one_by_one, &graph);
-        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GR_MUST(cuGraphDestroy(graph));
+        exec = gt_executable(graph);
         return exec;
 }
 
@@ -331,8 +330,7 @@ static void largest_first(void)
                 GR_MUST(cuMemFreeAsync(p, stream));
         }
         GR_MUST(cuStreamEndCapture(stream, &graph));
-        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GR_MUST(cuGraphDestroy(graph));
+        exec = gt_executable(graph);
         launch("the largest first", exec, CUDA_ERROR_OUT_OF_MEMORY);
         GR_MUST(cuGraphExecDestroy(exec));
         gt_sleep_us(BYPASS_US);
@@ -353,8 +351,7 @@ static void first_freed_first(void)
         GR_MUST(cuMemFreeAsync(first, stream));
         GR_MUST(cuMemFreeAsync(second, stream));
         GR_MUST(cuStreamEndCapture(stream, &graph));
-        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GR_MUST(cuGraphDestroy(graph));
+        exec = gt_executable(graph);
         gt_check(cuGraphLaunch(exec, stream) == CUDA_SUCCESS, "the first freed first", "launched");
         GR_MUST(cuStreamSynchronize(stream));
         GR_MUST(cuGraphExecDestroy(exec));
@@ -377,8 +374,7 @@ static void with_one_edge(void)
 
                 GR_MUST(cuGraphAddMemAllocNode(&node, graph, &node, i, &params));
         }
-        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GR_MUST(cuGraphDestroy(graph));
+        exec = gt_executable(graph);
         launch("two that are left", exec, CUDA_ERROR_OUT_OF_MEMORY);
         GR_MUST(cuGraphExecDestroy(exec));
         gt_sleep_us(BYPASS_US);
@@ -405,8 +401,7 @@ static void within_another(size_t bytes, CUresult expected)
                 GR_MUST(cuGraphDestroy(graph));
                 return;
         }
-        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GR_MUST(cuGraphDestroy(graph));
+        exec = gt_executable(graph);
         launch("a graph in a graph", exec, expected);
         GR_MUST(cuStreamSynchronize(stream));
         GR_MUST(cuGraphExecDestroy(exec));
@@ -461,8 +456,7 @@ static CUgraphExec build_on_two(const size_t bytes[2])
         for (int device = 0; device < 2; device++)
                 if (ptrs[device])
                         GR_MUST(cuGraphAddMemFreeNode(&release, graph, &last, 1, ptrs[device]));
-        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GR_MUST(cuGraphDestroy(graph));
+        exec = gt_executable(graph);
         return exec;
 }
 

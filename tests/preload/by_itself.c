@@ -330,7 +330,7 @@ static void comes_by_itself(CUstream stream, bool breaks)
         GR_CHECK_EQ(status().graph_bytes, 0);
 }
 
-/* GRSIM_FAULT=cuGraphLaunch:1=999. Only of graphs with an object of the library's such an answer is not believed. */
+/* With GRSIM_FAULT=cuGraphLaunch:1=999. While the library has no user object on a graph, that is passed on. */
 static void is_told(CUstream stream)
 {
         CUgraphExec exec;

@@ -254,6 +254,15 @@ CUstream gt_stream(void)
         return stream;
 }
 
+CUgraphExec gt_executable(CUgraph graph)
+{
+        CUgraphExec exec;
+
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphDestroy(graph));
+        return exec;
+}
+
 size_t gt_parse_size(const char *text)
 {
         static const struct {

@@ -73,6 +73,9 @@ CUresult gt_await(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t 
 /* A non-blocking stream; ends the program when there is none to be had. */
 CUstream gt_stream(void);
 
+/* What cuGraphInstantiate makes of a graph, which is destroyed then. */
+CUgraphExec gt_executable(CUgraph graph);
+
 /* A green context with a part of the card to itself, and a stream of it. False where there are none. */
 struct gt_green {
         CUgreenCtx green;
