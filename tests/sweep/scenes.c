@@ -244,11 +244,22 @@ static void streams(void)
 
 /* ---- captures, with blocks freed before and meanwhile ---- */
 
+/* Runs the graph once, and destroys it. */
+static void run_once(CUgraph graph, CUstream stream)
+{
+        CUgraphExec exec;
+
+        TRY(cuGraphInstantiate(&exec, graph, 0));
+        TRY(cuGraphDestroy(graph));
+        TRY(cuGraphLaunch(exec, stream));
+        TRY(cuStreamSynchronize(stream));
+        TRY(cuGraphExecDestroy(exec));
+}
+
 static void capture(void)
 {
         CUdeviceptr kept, before, during;
         CUstream stream;
-        CUgraphExec exec;
         CUgraph graph;
 
         open_device();
@@ -264,11 +275,7 @@ static void capture(void)
                 give(during);
                 during = take(LARGE);
                 TRY(cuStreamEndCapture(stream, &graph));
-                TRY(cuGraphInstantiate(&exec, graph, 0));
-                TRY(cuGraphDestroy(graph));
-                TRY(cuGraphLaunch(exec, stream));
-                TRY(cuStreamSynchronize(stream));
-                TRY(cuGraphExecDestroy(exec));
+                run_once(graph, stream);
                 check(kept, LARGE, 70 + round);
                 use(during, LARGE, 5);
                 give(during);
@@ -283,7 +290,6 @@ static void graph_memory(void)
 {
         CUdeviceptr inside, others[4];
         CUstream stream;
-        CUgraphExec exec;
         CUgraph graph;
 
         open_device();
@@ -297,19 +303,15 @@ static void graph_memory(void)
                         give(inside);
                 }
                 TRY(cuStreamEndCapture(stream, &graph));
-                TRY(cuGraphInstantiate(&exec, graph, 0));
-                TRY(cuGraphDestroy(graph));
                 for (uint32_t i = 0; i < 4; i++) {
                         others[i] = take(LARGE);
                         use(others[i], LARGE, 80 + i);
                 }
-                TRY(cuGraphLaunch(exec, stream));
-                TRY(cuStreamSynchronize(stream));
+                run_once(graph, stream);
                 for (uint32_t i = 0; i < 4; i++) {
                         check(others[i], LARGE, 80 + i);
                         give(others[i]);
                 }
-                TRY(cuGraphExecDestroy(exec));
         }
         TRY(cuStreamDestroy(stream));
 }
