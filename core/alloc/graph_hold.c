@@ -13,8 +13,9 @@
 #include "context/context.h"
 #include "segment/split.h"
 
-#define LOOK         256 /* parked blocks that a request looks at */
-#define LARGER_SHARE 8   /* one that cannot be cut is larger by at most an eighth and one unit, or as a new one */
+#define LOOK 256 /* parked blocks that a request looks at */
+/* A block that cannot be cut exceeds its request by at most an eighth and one unit, or as a new one would. */
+#define LARGER_SHARE 8
 
 /* Counts a block as parked (1), or not (-1). Host memory is no part of what the device has reserved. */
 static void count(const struct gr_block *block, int sign)

@@ -272,7 +272,7 @@ static void on_two_devices(void)
         GR_MUST(cuGraphDestroy(first));
 }
 
-/* The driver, which is told to, refuses a launch in a capture as it never does: then the capture lacks it. */
+/* GRSIM_FAULT makes the driver refuse a launch in a capture. The captured graph lacks it, so the program is told. */
 static void refused_in_a_capture(void)
 {
         CUgraphExec exec = gt_executable(captured(stream, false));

@@ -444,7 +444,7 @@ static bool may_show(const struct fault *fault, const char *call, int code, bool
         return refuses_memory(fault->which) && code == CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* A call goes to the driver as it is where that does not tell the context, and in a capture it refuses the call. */
+/* Where the driver does not tell the context, a call goes to it unchanged, and in a capture it refuses the call. */
 static bool breaks_capture(const struct fault *fault)
 {
         return fault->driver && strcmp(driver_symbols[fault->which], "cuCtxGetCurrent") == 0 &&
