@@ -24,9 +24,11 @@
 #include "segment/segments.h"
 #include "segment/split_state.h"
 
-#define ADDRESSES_SHARE  4 /* addresses are reserved for this many times the card's memory: holes cost nothing */
-#define TRIM_BATCH_BYTES (UINT64_C(256) << 20)
-#define TRIM_BATCH       64
+/* Addresses are reserved for so many times the card's memory: holes cost nothing. */
+#define ADDRESSES_SHARE       4
+#define GRAPH_ADDRESSES_SHARE 16 /* as those of moved memory stay until the last graph has gone */
+#define TRIM_BATCH_BYTES      (UINT64_C(256) << 20)
+#define TRIM_BATCH            64
 
 /* Below, the split's lock is held unless a comment says otherwise. */
 
@@ -55,7 +57,7 @@ int gr_expandable_open(struct gr_context *context, bool graph, bool small)
         if (!driver->mem_reserve || atomic_load(&split->expandable_refused))
                 return -ENOSPC;
         if (driver->mem_info(context->handle, &(uint64_t){0}, &total) == 0)
-                bytes = gr_page_down(ADDRESSES_SHARE * total);
+                bytes = gr_page_down((graph ? GRAPH_ADDRESSES_SHARE : ADDRESSES_SHARE) * total);
         if (bytes == 0 || driver->mem_reserve(context->handle, bytes, &ptr))
                 goto refuse;
         segment = gr_metadata_alloc(sizeof(*segment));

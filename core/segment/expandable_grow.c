@@ -17,6 +17,7 @@
 #include "segment/expandable.h"
 #include "segment/extent.h"
 #include "segment/fit.h"
+#include "segment/graph_segments.h"
 #include "segment/range.h"
 #include "segment/remap.h"
 #include "segment/segments.h"
@@ -345,6 +346,7 @@ static int grow(struct gr_context *context, size_t bytes, bool graph, uint64_t a
         struct place place;
         size_t place_bytes;
         uint64_t lack_bytes, come;
+        bool room;
         int rc = 0;
 
         gr_lock(&split->lock);
@@ -369,21 +371,26 @@ static int grow(struct gr_context *context, size_t bytes, bool graph, uint64_t a
                 return -ENOMEM;
         }
         split->busy++;
+        room = graph && gr_graph_segments_have_room(context, bytes, place.hole_bytes);
         gr_unlock(&split->lock);
 
         /* To move memory costs less in the driver than to return some and map some, and need not wait for work. */
         lack_bytes = place.hole_bytes;
         if (graph) {
-                lack_bytes = gr_remap_fill(context, range, lack_bytes);
+                lack_bytes = gr_remap_fill(context, range, lack_bytes, !room);
         } else if (!gr_slack_has_room(context, bytes, lack_bytes)) {
                 uint64_t begin_ns = context->core->driver->now_ns();
 
-                lack_bytes = gr_remap_fill(context, range, lack_bytes);
+                lack_bytes = gr_remap_fill(context, range, lack_bytes, false);
                 gr_slack_spend(context, MOVE_TIMES * (context->core->driver->now_ns() - begin_ns));
                 if (lack_bytes > 0)
                         gr_slack_make_room(context, bytes, lack_bytes);
         }
         rc = wider ? map_holes(context, range, ahead_bytes, &come) : map_all_holes(context, range, lack_bytes, &come);
+        if (room && (rc == -ENOMEM || rc == -EDQUOT)) {
+                lack_bytes = gr_remap_fill(context, range, lack_bytes, true);
+                rc = map_all_holes(context, range, lack_bytes, &come);
+        }
 
         gr_lock(&split->lock);
         assert(split->busy > 0 && range->state == GR_RANGE_BUSY);

@@ -15,6 +15,8 @@
 #include "segment/split_state.h"
 
 #define BUSY_PAUSE_NS UINT64_C(20000)
+#define SLACK_SHARE   6                    /* what they hold above the most that was used: this share of it, */
+#define SLACK_BYTES   (UINT64_C(16) << 20) /* and at least so much, until memory moves */
 
 static bool is_busy(const struct gr_segment *segment)
 {
@@ -98,6 +100,7 @@ static void recount_all(struct gr_context *context, bool held, bool fenced)
                 if (split->expandable[kind] && split->expandable[kind]->held != held)
                         recount(context, split->expandable[kind], held, fenced);
         if (!held) {
+                split->graph_peak_bytes = split->graph_used_bytes;
                 DL_CONCAT(split->stale_pages, split->held_pages);
                 split->held_pages = NULL;
         }
@@ -128,4 +131,14 @@ void gr_graph_segments_end(struct gr_context *context)
 {
         gr_assert_locked(&context->split->lock);
         recount_all(context, false, false);
+}
+
+bool gr_graph_segments_have_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+{
+        const struct gr_split *split = context->split;
+        uint64_t free_bytes = atomic_load(&context->device->graph_bytes);
+        uint64_t peak = gr_max(split->graph_peak_bytes, split->graph_used_bytes + request_bytes);
+
+        gr_assert_locked(&split->lock);
+        return split->graph_used_bytes + free_bytes + growth_bytes <= peak + gr_max(peak / SLACK_SHARE, SLACK_BYTES);
 }

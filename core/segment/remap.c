@@ -70,15 +70,15 @@ static void look_for_movable(const struct gr_split *split, bool held, uint64_t m
 
 /*
  * The largest extent of at most most_bytes, as every move costs the same; of equals the one in the smallest free range.
- * Looks at EXTENTS_LOOK of them at most. What graphs hold moves only to a segment that they hold, too; and there it
- * comes before other memory, which graphs then hold as well.
+ * Looks at EXTENTS_LOOK of them at most. What graphs hold comes before other memory, which they then hold as well.
  */
-static struct found find_movable(const struct gr_split *split, const struct gr_segment *to, uint64_t most_bytes)
+static struct found find_movable(const struct gr_split *split, bool held, uint64_t most_bytes)
 {
         struct found found = {0};
 
-        look_for_movable(split, to->held, most_bytes, &found);
-        if (!found.range && to->held)
+        if (held)
+                look_for_movable(split, true, most_bytes, &found);
+        if (!found.range)
                 look_for_movable(split, false, most_bytes, &found);
         return found;
 }
@@ -92,7 +92,7 @@ struct move {
  * Chooses extents to move into the holes of a busy range. Their memory is usable, so work that is submitted later runs
  * after the work that may still use it, whatever address it uses.
  */
-static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, struct move *moves)
+static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, bool held, struct move *moves)
 {
         const struct gr_segment *segment = range->segment;
         uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range), stop = at;
@@ -104,7 +104,7 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
 
                 while (stop < end && !gr_page_is_mapped(gr_page_at(segment, stop)))
                         stop += GR_PAGE_BYTES;
-                found = find_movable(split, segment, stop - at);
+                found = find_movable(split, held, stop - at);
                 from = found.range ? gr_range_isolate(split, found.range, found.at, found.bytes) : NULL;
                 if (from) {
                         moves[count++] = (struct move){.from = from, .to = at};
@@ -148,7 +148,7 @@ static bool move_one(struct gr_context *context, struct gr_segment *segment, con
         return true;
 }
 
-uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes)
+uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes, bool held)
 {
         struct gr_split *split = context->split;
         struct move moves[MOVE_BATCH];
@@ -158,7 +158,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
                 return hole_bytes;
         gr_lock(&split->lock);
         gr_segments_free_usable(context);
-        count = moves_choose(split, range, moves);
+        count = moves_choose(split, range, held && range->segment->held, moves);
         gr_unlock(&split->lock);
         while (done < count && move_one(context, range->segment, &moves[done]))
                 done++;

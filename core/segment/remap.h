@@ -6,6 +6,7 @@
 #ifndef GR_REMAP_H
 #define GR_REMAP_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "segment/range.h"
@@ -13,10 +14,11 @@
 struct gr_context;
 
 /*
- * Fills holes of a busy range, hole_bytes in all, with free memory from elsewhere. Returns how many of these bytes are
- * still to be mapped. Calls the driver; no lock held.
+ * Fills holes of a busy range, hole_bytes in all, with free memory from elsewhere; held: also with what graphs hold, and
+ * with that first, if the range is theirs. Returns how many of these bytes are still to be mapped. Calls the driver; no
+ * lock held.
  */
-uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes);
+uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes, bool held);
 
 /*
  * Makes stale addresses holes when no work can use them any more. The split's lock is held, but released while the

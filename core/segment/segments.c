@@ -245,6 +245,10 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         if (rest)
                 gr_range_free(split, rest);
         gr_segments_use(context, range, 1);
+        if (range->segment->graph) {
+                split->graph_used_bytes += block->capacity_bytes;
+                split->graph_peak_bytes = gr_max(split->graph_peak_bytes, split->graph_used_bytes);
+        }
         return block;
 }
 

@@ -410,16 +410,15 @@ struct gr_block *gr_split_take_for_graph(struct gr_context *context, size_t byte
         const struct gr_free_lists *lists = &split->free[gr_expandable_kind(true, gr_is_small(bytes))];
         struct gr_block *block = NULL;
         struct gr_range *range;
-        uint64_t at;
 
         bytes = range_bytes(bytes);
         gr_fence_poll(context->fence); /* no barrier may be laid while a capture is open */
         gr_lock(&split->lock);
         gr_graph_segments_hold(context);
         gr_segments_free_usable(context);
-        range = gr_fit_find(lists, bytes, gr_fence_usable_epoch(context->fence), UINT64_MAX, &at);
+        range = gr_range_best(lists, bytes, gr_fence_usable_epoch(context->fence), UINT64_MAX);
         if (range)
-                block = take_from(context, range, at, bytes);
+                block = take_from(context, range, range->block.ptr, bytes);
         gr_unlock(&split->lock);
         return block;
 }
@@ -621,6 +620,8 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         segment = range->segment;
         assert(range->state == GR_RANGE_USED);
         split->frees++;
+        if (segment->graph)
+                split->graph_used_bytes -= block->capacity_bytes;
         if (segment->pages && epoch == GR_SPLIT_NEVER) {
                 gr_expandable_discard(context, range);
                 at_once = begin_unstick(context, segment, ptr, last, waits);

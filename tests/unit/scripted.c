@@ -14,7 +14,7 @@
 #define PAGE         ((uint64_t)2 << 20)
 #define PAGES        (1u << 14)
 #define BASE         SG_BASE
-#define AREA_PAGES   (PAGES / 2) /* of addresses, in each reservation */
+#define AREA_PAGES   (2 * PAGES) /* of addresses, in each reservation */
 #define AREAS        8u
 #define SLOT         512u
 #define SLOTS        (unsigned)(PAGE / SLOT)
