@@ -206,13 +206,19 @@ static size_t widen(struct place *place, size_t bytes, uint64_t ahead_bytes)
         return stop - place->at;
 }
 
-/* How large the extents of a large request are, for which place_bytes are claimed; whole pages, or 0: one page. */
-static uint64_t extent_bytes(struct gr_device *device, uint64_t place_bytes)
+/*
+ * How large the extents of a large request are, for which place_bytes are claimed; whole pages, or 0: one page. What a
+ * capture takes stays as long as its graph, so small extents would only cost time; those of graph segments may move.
+ */
+static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment *segment, uint64_t place_bytes)
 {
+        struct gr_device *device = context->device;
         uint64_t charged = atomic_load(&device->reserved_bytes);
         uint64_t total = gr_budget_total(device, atomic_load(&device->total_bytes));
         uint64_t bytes = place_bytes / REQUEST_SHARE, most = total / SMALL_MOST_SHARE;
 
+        if (!segment->graph && atomic_load(&context->core->gate.captures) > 0)
+                return gr_min(gr_page_up(place_bytes), EXTENT_MOST_BYTES);
         if (!gr_extents_stay_small(device, place_bytes)) {
                 bytes = gr_max((charged + place_bytes) / EXTENT_SHARE, bytes);
                 most = gr_max(charged / EXTENT_MOST_SHARE, EXTENT_BOUND_BYTES);
@@ -230,7 +236,7 @@ static int map_holes(struct gr_context *context, struct gr_range *range, uint64_
         uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range);
         uint64_t step = segment->small
                                 ? GR_PAGE_BYTES
-                                : gr_max(extent_bytes(context->device, end - at), gr_max(least_bytes, GR_PAGE_BYTES));
+                                : gr_max(extent_bytes(context, segment, end - at), gr_max(least_bytes, GR_PAGE_BYTES));
 
         *ret_bytes = 0;
         while (at < end) {

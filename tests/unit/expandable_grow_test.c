@@ -192,6 +192,25 @@ static void test_large_extents(void)
         gpu_end();
 }
 
+/* While a stream is captured, one extent serves a request, as it stays. */
+static void test_extents_of_captures(bool captures)
+{
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        if (captures) {
+                gr_gate_begin_enter(&core.gate);
+                gr_gate_begin_leave(&core.gate, true);
+        }
+        a = gpu_take(400 * MIB + KIB);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_driver_allocs), captures ? 2 : 67); /* 256 MiB and the rest; or of 6 */
+        if (captures)
+                gr_gate_end(&core.gate);
+        gpu_give(a, 400 * MIB + KIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* Not to lengthen a hole before or behind it either. */
 static void test_large_beside_hole(void)
 {
@@ -363,6 +382,8 @@ int main(void)
         test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 62 * MIB - 1, 6 * MIB, 2);
         test_large_extents();
         test_large_beside_hole();
+        test_extents_of_captures(false);
+        test_extents_of_captures(true);
         test_ahead_refused();
         test_ahead_halfway();
         for (int looks = 0; looks < 3; looks++)
