@@ -64,6 +64,16 @@ static void give(uint64_t ptr, uint64_t other)
         gr_pool_end_capture(hold, true);
 }
 
+/* Instead of this one, so that the segments stay held. */
+static void next_graph(void)
+{
+        struct gr_graph_hold *next = gr_graph_hold_new(&core, context);
+
+        gr_graph_hold_release(hold);
+        hold = next;
+        gr_pool_collect(&core);
+}
+
 static struct gr_segment *segment(bool small)
 {
         return context->split->expandable[gr_expandable_kind(true, small)];
@@ -184,12 +194,17 @@ static uint64_t take_moved(uint64_t *ret_kept, uint64_t *ret_moved)
         return first;
 }
 
-/* The first address stays mapped while graphs are there. */
+/* The first address stays mapped while graphs are there. What earlier graphs have used does not count. */
 static void test_second_address(void)
 {
         uint64_t kept, moved, more;
 
         begin();
+        give(take(400 * MIB), 0);
+        last_graph_goes();
+        settle();
+        trim();
+        hold = gr_graph_hold_new(&core, context);
         take_moved(&kept, &moved);
         more = take(4 * KIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 142 * MIB);
@@ -209,23 +224,78 @@ static void test_second_address(void)
 }
 
 /*
- * Before memory moves the segment grows by up to a sixth, or 16 MiB, as old addresses are in the way of later requests.
- * Not beyond: where the driver has no more, memory moves at once.
+ * Before memory moves the segment grows by 16 MiB, or by a sixth of the most that was ever used at a time, as old
+ * addresses are in the way of later requests. Where there is no more memory, what is free moves at once.
  */
-static void test_grows_first(bool refused)
+static void test_grows_first(void)
 {
-        uint64_t first, second, third;
+        static const struct {
+                uint64_t freed, kept, freed_too, wanted; /* MiB; those that are freed lie before and behind the other */
+                uint64_t limit;                          /* 0: none */
+                bool refused;
+                uint64_t moved, reserved;
+        } rows[] = {
+                {.freed = 8, .kept = 8, .wanted = 12, .reserved = 28},
+                {.freed = 18, .kept = 8, .wanted = 20, .moved = 18, .reserved = 28},
+                {.freed = 100, .kept = 200, .freed_too = 60, .wanted = 110, .reserved = 410},
+                {.freed = 30, .kept = 200, .freed_too = 60, .wanted = 110, .reserved = 340},
+                {.freed = 100, .kept = 200, .freed_too = 60, .wanted = 122, .moved = 60, .reserved = 362},
+                {.freed = 8, .kept = 8, .wanted = 12, .limit = 27, .moved = 8, .reserved = 20},
+                {.freed = 8, .kept = 8, .wanted = 12, .refused = true, .moved = 8, .reserved = 20},
+        };
+
+        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+                uint64_t freed, kept, freed_too = 0, wanted;
+
+                begin();
+                freed = take(rows[i].freed * MIB);
+                kept = take(rows[i].kept * MIB);
+                if (rows[i].freed_too)
+                        freed_too = take(rows[i].freed_too * MIB);
+                give(freed, freed_too);
+                next_graph();
+                give(take(2 * MIB), 0);
+                next_graph();
+                if (rows[i].limit)
+                        atomic_store(&gpu_device()->hard_bytes, rows[i].limit * MIB);
+                if (rows[i].refused)
+                        sg_fail(SG_MEM_MAP, 1, 1, -ENOMEM);
+                wanted = take(rows[i].wanted * MIB);
+                GR_CHECK_EQ(gpu_device()->reserved_bytes, rows[i].reserved * MIB);
+                GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), rows[i].moved * MIB);
+                give(kept, wanted);
+                last_graph_goes();
+                end();
+        }
+}
+
+/* There are addresses for many moves, as old ones stay. What moves is not in one extent for each request. */
+static void test_many_moves(void)
+{
+        uint64_t kept[140];
+        unsigned count = 0;
 
         begin();
-        first = take(8 * MIB);
-        second = take(8 * MIB);
-        give(first, 0);
-        if (refused)
-                sg_fail(SG_MEM_MAP, 1, 1, -ENOMEM);
-        third = take(12 * MIB);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, refused ? 20 * MIB : 28 * MIB);
-        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), refused ? 8 * MIB : 0);
-        give(second, third);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        for (; count < 140; count++) {
+                uint64_t bytes = (120 + 4 * count) * MIB, first = take(bytes), second;
+
+                kept[count] = take(12 * MIB);
+                second = take(bytes);
+                if (!first || !kept[count] || !second)
+                        break;
+                GR_CHECK_EQ(sg_free(&core, first), 0);
+                GR_CHECK_EQ(sg_free(&core, second), 0);
+                give(take(2 * bytes), 0);
+                next_graph();
+        }
+        GR_CHECK_EQ(count, 140);
+        GR_CHECK(gpu_device()->reserved_bytes < 3600 * MIB);
+        GR_CHECK(sg_counter(&core, GR_COUNTER_moved_bytes) > 16 * GIB); /* four times the card */
+        while (count > 0)
+                GR_CHECK_EQ(sg_free(&core, kept[--count]), 0);
+        gr_gate_end(&core.gate);
         last_graph_goes();
         end();
 }
@@ -253,7 +323,6 @@ static void test_fails_half_way(void)
 /* Freed after its capture, a block waits for the fence as any other; freed inside, it need not. */
 static void test_fence(void)
 {
-        struct gr_graph_hold *next;
         uint64_t inside, after;
 
         begin();
@@ -265,10 +334,7 @@ static void test_fence(void)
         GR_CHECK_EQ(sg_free(&core, after), 0);
         GR_CHECK_EQ(gr_range_at(segment(false), after)->state, GR_RANGE_WAITING);
         GR_CHECK_EQ(gr_range_at(segment(false), inside)->state, GR_RANGE_FREE);
-        next = gr_graph_hold_new(&core, context);
-        gr_graph_hold_release(hold);
-        hold = next;
-        gr_pool_collect(&core);
+        next_graph();
         GR_CHECK(segment(false)->held);
         gpu_sync();
         gr_fence_close(context->fence);
@@ -702,8 +768,8 @@ int main(void)
         test_apart();
         test_other_context();
         test_second_address();
-        test_grows_first(false);
-        test_grows_first(true);
+        test_grows_first();
+        test_many_moves();
         test_fails_half_way();
         test_fence();
         test_exported();
