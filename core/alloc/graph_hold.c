@@ -1,12 +1,15 @@
 #include "alloc/graph_hold.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include <utlist.h>
 
 #include "account/budget.h"
 #include "base/arith.h"
+#include "base/hash.h"
+#include "base/lock.h"
 #include "base/size_class.h"
 #include "cache/block.h"
 #include "cache/ledger.h"
@@ -16,6 +19,17 @@
 #define LOOK 256 /* parked blocks that a request looks at */
 /* A block that cannot be cut exceeds its request by at most an eighth and one unit, or as a new one would. */
 #define LARGER_SHARE 8
+
+struct gr_graph_hold {
+        struct gr_core *core; /* constant, like number */
+        unsigned number;      /* not 0; that of no other hold that has users */
+        /* Constant. NULL: memory of its own. Else it is one of the context's graph_users while it has users. */
+        struct gr_context *shared_in;
+        bool ended; /* its capture has; guarded by core->holds_lock */
+        _Atomic unsigned users;
+        struct gr_block *parked; /* utlist's DL; this and the next are guarded by core->holds_lock */
+        UT_hash_handle hh;       /* of core->holds, by number */
+};
 
 /* Counts a block as parked (1), or not (-1). Host memory is no part of what the device has reserved. */
 static void count(const struct gr_block *block, int sign)
@@ -49,6 +63,16 @@ struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, struct gr_context 
         if (shared_in)
                 atomic_fetch_add(&shared_in->graph_users, 1);
         return hold;
+}
+
+struct gr_core *gr_graph_hold_core(const struct gr_graph_hold *hold)
+{
+        return hold->core;
+}
+
+struct gr_context *gr_graph_hold_shared_in(const struct gr_graph_hold *hold)
+{
+        return hold->shared_in;
 }
 
 void gr_graph_hold_retain(struct gr_graph_hold *hold)

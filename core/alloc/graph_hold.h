@@ -14,34 +14,25 @@
 #ifndef GR_GRAPH_HOLD_H
 #define GR_GRAPH_HOLD_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
-
-#include "base/hash.h"
-#include "base/lock.h"
 
 struct gr_block;
 struct gr_context;
 struct gr_core;
 
 /* Valid as long as the caller is one of its users. */
-struct gr_graph_hold {
-        struct gr_core *core; /* constant, like number */
-        unsigned number;      /* not 0; that of no other hold that has users */
-        /* Constant. NULL: memory of its own. Else it is one of the context's graph_users while it has users. */
-        struct gr_context *shared_in;
-        bool ended; /* its capture has; guarded by core->holds_lock */
-        _Atomic unsigned users;
-        struct gr_block *parked; /* utlist's DL; this and the next are guarded by core->holds_lock */
-        UT_hash_handle hh;       /* of core->holds, by number */
-};
+struct gr_graph_hold;
 
 /*
  * A hold with one user, the caller. shared_in: the context where its memory is shared with other graphs; NULL: its
  * memory is not shared. Returns NULL when out of memory.
  */
 struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, struct gr_context *shared_in);
+
+/* What it was made for. */
+struct gr_core *gr_graph_hold_core(const struct gr_graph_hold *hold);
+struct gr_context *gr_graph_hold_shared_in(const struct gr_graph_hold *hold);
 
 /* One user more. */
 void gr_graph_hold_retain(struct gr_graph_hold *hold);

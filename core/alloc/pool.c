@@ -439,7 +439,7 @@ void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
 {
         struct gr_block *block;
 
-        if (gr_block_claim(hold->core, ptr, &block))
+        if (gr_block_claim(gr_graph_hold_core(hold), ptr, &block))
                 return; /* its context has ended */
         gr_graph_hold_own(hold, block);
         if (!gr_ledger_hand_out(block, atomic_load(&block->requested_bytes)))
@@ -481,7 +481,7 @@ static void unpark(struct gr_graph_hold *hold, bool in_order, bool ends)
                 if (in_order && !(block->flags & GR_BLOCK_EXPORTED))
                         gr_split_put(block, GR_SPLIT_IDLE, false, false, &should_close);
                 else
-                        free_split(hold->core, block, &order);
+                        free_split(gr_graph_hold_core(hold), block, &order);
         }
 }
 
@@ -504,7 +504,7 @@ bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, 
 {
         struct gr_block *block = NULL;
 
-        if (hold->shared_in == context && bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_is_split(context) &&
+        if (gr_graph_hold_shared_in(hold) == context && bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_is_split(context) &&
             !gr_fence_is_broken(context->fence)) {
                 if (single_stream)
                         unpark(hold, true, false);
@@ -519,7 +519,7 @@ bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, 
 
 void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream)
 {
-        if (hold->shared_in)
+        if (gr_graph_hold_shared_in(hold))
                 unpark(hold, single_stream, true);
 }
 

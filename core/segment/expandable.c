@@ -43,9 +43,9 @@ static void note_expandable(struct gr_core *core, bool small, uint64_t ptr, uint
         atomic_store(&core->expandable_pages, (uint32_t)(bytes >> GR_PAGE_SHIFT));
 }
 
-int gr_expandable_open(struct gr_context *context, bool graph, bool small)
+int gr_expandable_open(struct gr_context *context, enum gr_expandable_kind kind)
 {
-        int kind = gr_expandable_kind(graph, small);
+        bool graph = gr_is_graph_kind(kind), small = kind == GR_EXPANDABLE_SMALL || kind == GR_EXPANDABLE_GRAPH_SMALL;
         struct gr_split *split = context->split;
         const struct gr_driver *driver = context->core->driver;
         struct gr_segment *segment = NULL;

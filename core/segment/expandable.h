@@ -33,14 +33,15 @@
 #include <stdint.h>
 
 #include "segment/range.h"
+#include "segment/split_state.h"
 
 struct gr_context;
 
 /*
- * Makes the expandable segment for graphs, or not, and for small requests, or large ones, unless another thread has
- * just done so. -ENOSPC: no addresses. No lock held.
+ * Makes the context's expandable segment of this kind, unless another thread has just done so. -ENOSPC: no addresses. No
+ * lock held.
  */
-int gr_expandable_open(struct gr_context *context, bool graph, bool small);
+int gr_expandable_open(struct gr_context *context, enum gr_expandable_kind kind);
 
 /*
  * Gives the mapped extents that lie wholly inside a busy range back to the driver. fresh: only those that nothing has

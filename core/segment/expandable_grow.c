@@ -343,12 +343,12 @@ static int map_all_holes(struct gr_context *context, struct gr_range *range, uin
  * As gr_expandable_grow, and with ahead_bytes for a place so wide that as much is mapped. -EAGAIN: that could not be
  * mapped. Lock not held.
  */
-static int grow(struct gr_context *context, size_t bytes, bool graph, uint64_t ahead_bytes, struct gr_block **ret_block)
+static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes, uint64_t ahead_bytes,
+                struct gr_block **ret_block)
 {
         struct gr_split *split = context->split;
         struct gr_range *range = NULL;
-        bool small = gr_is_small(bytes), wider;
-        int kind = gr_expandable_kind(graph, small);
+        bool graph = gr_is_graph_kind(kind), wider;
         struct place place;
         size_t place_bytes;
         uint64_t lack_bytes, come;
@@ -358,7 +358,7 @@ static int grow(struct gr_context *context, size_t bytes, bool graph, uint64_t a
         gr_lock(&split->lock);
         if (!split->expandable[kind]) {
                 gr_unlock(&split->lock);
-                rc = gr_expandable_open(context, graph, small);
+                rc = gr_expandable_open(context, kind);
                 if (rc)
                         return rc;
                 gr_lock(&split->lock);
@@ -415,12 +415,13 @@ static int grow(struct gr_context *context, size_t bytes, bool graph, uint64_t a
 }
 
 /* Lock not held. */
-int gr_expandable_grow(struct gr_context *context, size_t bytes, bool graph, struct gr_block **ret_block)
+int gr_expandable_grow(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes,
+                       struct gr_block **ret_block)
 {
-        int rc = grow(context, bytes, graph, graph ? 0 : ahead(context, bytes), ret_block);
+        int rc = grow(context, kind, bytes, gr_is_graph_kind(kind) ? 0 : ahead(context, bytes), ret_block);
         bool little = bytes <= atomic_load(&context->device->reserved_bytes) / AHEAD_ROOM_SHARE;
 
         if (rc == -EAGAIN || (rc == -ENOMEM && little)) /* the failure of a large request says nothing about that */
                 atomic_store(&context->split->ahead_refused, true);
-        return rc == -EAGAIN ? grow(context, bytes, graph, 0, ret_block) : rc;
+        return rc == -EAGAIN ? grow(context, kind, bytes, 0, ret_block) : rc;
 }

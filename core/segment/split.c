@@ -358,7 +358,7 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         *ret_block = take_behind_barrier(context, bytes);
         if (*ret_block)
                 return 0;
-        rc = gr_expandable_grow(context, range_bytes(bytes), false, ret_block);
+        rc = gr_expandable_grow(context, gr_expandable_kind(false, gr_is_small(bytes)), range_bytes(bytes), ret_block);
         if (rc == -ENOSPC && context->core->config.pool == GR_POOL_AUTO && atomic_load(&split->expandable_refused)) {
                 if (!has_expandable(split))
                         atomic_store(&context->split_active, false);
@@ -426,7 +426,8 @@ struct gr_block *gr_split_take_for_graph(struct gr_context *context, size_t byte
 /* Lock not held. */
 int gr_split_grow_for_graph(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
-        int rc = gr_expandable_grow(context, range_bytes(bytes), true, ret_block);
+        int rc = gr_expandable_grow(context, gr_expandable_kind(true, gr_is_small(bytes)), range_bytes(bytes),
+                                    ret_block);
 
         gr_budget_update_peak(context->device);
         gr_pressure_note(context);

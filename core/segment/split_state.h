@@ -31,7 +31,7 @@ struct gr_free_lists {
 _Static_assert(GR_FREE_CLASSES % 64 == 0, "each list has a bit");
 
 /* The expandable segments of a context, for requests above 1 MiB and up to that; and the same for graphs. */
-enum {
+enum gr_expandable_kind {
         GR_EXPANDABLE_LARGE,
         GR_EXPANDABLE_SMALL,
         GR_EXPANDABLE_GRAPH_LARGE,
@@ -39,9 +39,14 @@ enum {
         GR_EXPANDABLE_KINDS,
 };
 
-static inline int gr_expandable_kind(bool graph, bool small)
+static inline enum gr_expandable_kind gr_expandable_kind(bool graph, bool small)
 {
-        return (graph ? GR_EXPANDABLE_GRAPH_LARGE : GR_EXPANDABLE_LARGE) + small;
+        return (enum gr_expandable_kind)((graph ? GR_EXPANDABLE_GRAPH_LARGE : GR_EXPANDABLE_LARGE) + small);
+}
+
+static inline bool gr_is_graph_kind(enum gr_expandable_kind kind)
+{
+        return kind == GR_EXPANDABLE_GRAPH_LARGE || kind == GR_EXPANDABLE_GRAPH_SMALL;
 }
 
 /*

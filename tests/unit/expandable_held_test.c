@@ -49,7 +49,7 @@ static int grow_rc;
 
 static void *grow(void *arg)
 {
-        grow_rc = gr_expandable_grow(context, 4 * MIB, false, &grown);
+        grow_rc = gr_expandable_grow(context, GR_EXPANDABLE_LARGE, 4 * MIB, &grown);
         return arg;
 }
 

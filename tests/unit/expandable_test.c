@@ -471,7 +471,7 @@ static void test_large_extents(void)
 static void open_first(void)
 {
         memset(sg_before, 0, sizeof(sg_before));
-        GR_CHECK_EQ(gr_expandable_open(context, false, false), 0);
+        GR_CHECK_EQ(gr_expandable_open(context, GR_EXPANDABLE_LARGE), 0);
 }
 
 /* Of two threads that open a segment at once the second one gives its addresses back. */
@@ -479,7 +479,7 @@ static void test_opened_twice(void)
 {
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         sg_before[SG_MEM_RESERVE] = open_first;
-        GR_CHECK_EQ(gr_expandable_open(context, false, false), 0);
+        GR_CHECK_EQ(gr_expandable_open(context, GR_EXPANDABLE_LARGE), 0);
         GR_CHECK_EQ(sg_reserved(), 1);
         GR_CHECK_EQ(context->split->segment_count, 1);
         gpu_settle();
@@ -505,7 +505,7 @@ static void test_not_opened(void)
         memory_runs_out(GR_LINE_BYTES);
         gr_metadata_free(segment, sizeof(*segment)); /* the one structure that there is */
         before = handed_out();
-        GR_CHECK_EQ(gr_expandable_open(context, false, false), -ENOSPC);
+        GR_CHECK_EQ(gr_expandable_open(context, GR_EXPANDABLE_LARGE), -ENOSPC);
         GR_CHECK_EQ(handed_out(), before);
         GR_CHECK(!GR_METADATA_IN_CHUNKS || gr_metadata_alloc(sizeof(*segment)) == segment);
         gr_metadata_free(GR_METADATA_IN_CHUNKS ? segment : NULL, sizeof(*segment));
