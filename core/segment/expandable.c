@@ -26,7 +26,7 @@
 
 /* Addresses are reserved for so many times the card's memory: holes cost nothing. */
 #define ADDRESSES_SHARE       4
-#define GRAPH_ADDRESSES_SHARE 16 /* as those of moved memory stay until the last graph has gone */
+#define GRAPH_ADDRESSES_SHARE 16 /* or less, if refused: those of moved memory stay until the last graph has gone */
 #define TRIM_BATCH_BYTES      (UINT64_C(256) << 20)
 #define TRIM_BATCH            64
 
@@ -56,9 +56,14 @@ int gr_expandable_open(struct gr_context *context, enum gr_expandable_kind kind)
         gr_lock_rank_assert_free_from(GR_RANK_SPLIT);
         if (!driver->mem_reserve || atomic_load(&split->expandable_refused))
                 return -ENOSPC;
-        if (driver->mem_info(context->handle, &(uint64_t){0}, &total) == 0)
-                bytes = gr_page_down((graph ? GRAPH_ADDRESSES_SHARE : ADDRESSES_SHARE) * total);
-        if (bytes == 0 || driver->mem_reserve(context->handle, bytes, &ptr))
+        if (driver->mem_info(context->handle, &(uint64_t){0}, &total))
+                goto refuse;
+        for (unsigned share = graph ? GRAPH_ADDRESSES_SHARE : ADDRESSES_SHARE; share >= ADDRESSES_SHARE; share /= 2) {
+                bytes = gr_page_down(share * total);
+                if (bytes == 0 || driver->mem_reserve(context->handle, bytes, &ptr) == 0)
+                        break;
+        }
+        if (!ptr)
                 goto refuse;
         segment = gr_metadata_alloc(sizeof(*segment));
         range = gr_block_new();

@@ -300,6 +300,23 @@ static void test_many_moves(void)
         end();
 }
 
+/* Where so many addresses cannot be reserved, fewer serve. */
+static void test_fewer_addresses(unsigned refused)
+{
+        uint64_t ptr;
+
+        begin();
+        sg_fail(SG_MEM_RESERVE, 1, refused, -ENOMEM);
+        ptr = take(4 * MIB);
+        GR_CHECK_EQ(ptr != 0, refused < 3);
+        if (ptr) {
+                GR_CHECK_EQ(segment(false)->bytes, (UINT64_C(16) >> refused) * GPU_PAGES * 2 * MIB);
+                GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        }
+        last_graph_goes();
+        end();
+}
+
 /* A place of which only a part can be mapped: what is new goes back, what graphs use stays. */
 static void test_fails_half_way(void)
 {
@@ -770,6 +787,9 @@ int main(void)
         test_second_address();
         test_grows_first();
         test_many_moves();
+        test_fewer_addresses(0);
+        test_fewer_addresses(2);
+        test_fewer_addresses(3);
         test_fails_half_way();
         test_fence();
         test_exported();
