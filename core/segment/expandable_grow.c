@@ -393,8 +393,12 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
                         gr_slack_make_room(context, bytes, lack_bytes);
         }
         rc = wider ? map_holes(context, range, ahead_bytes, &come) : map_all_holes(context, range, lack_bytes, &come);
-        if (room && (rc == -ENOMEM || rc == -EDQUOT)) {
-                lack_bytes = gr_remap_fill(context, range, lack_bytes, true);
+        while (graph && (rc == -ENOMEM || rc == -EDQUOT)) { /* what graphs hold can only move, some of it at a time */
+                uint64_t left_bytes = gr_remap_fill(context, range, lack_bytes, true);
+
+                if (left_bytes == lack_bytes)
+                        break;
+                lack_bytes = left_bytes;
                 rc = map_all_holes(context, range, lack_bytes, &come);
         }
 

@@ -317,6 +317,30 @@ static void test_fewer_addresses(unsigned refused)
         end();
 }
 
+/* Where there is no more memory, all that is free moves, however many moves that takes. */
+static void test_moves_all(void)
+{
+        uint64_t pages[400], large;
+
+        begin();
+        for (int i = 0; i < 400; i++)
+                pages[i] = take(2 * MIB);
+        for (int i = 0; i < 400; i += 2)
+                GR_CHECK_EQ(sg_free(&core, pages[i]), 0);
+        gr_pool_end_capture(hold, true);
+        next_graph();
+        atomic_store(&gpu_device()->hard_bytes, 800 * MIB);
+        large = take(400 * MIB);
+        GR_CHECK(large != 0);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 400 * MIB);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 0);
+        for (int i = 1; i < 400; i += 2)
+                GR_CHECK_EQ(sg_free(&core, pages[i]), 0);
+        give(large, 0);
+        last_graph_goes();
+        end();
+}
+
 /* A place of which only a part can be mapped: what is new goes back, what graphs use stays. */
 static void test_fails_half_way(void)
 {
@@ -790,6 +814,7 @@ int main(void)
         test_fewer_addresses(0);
         test_fewer_addresses(2);
         test_fewer_addresses(3);
+        test_moves_all();
         test_fails_half_way();
         test_fence();
         test_exported();
