@@ -138,6 +138,7 @@ void gr_split_drop(struct gr_context *context)
         atomic_store(&split->waiting_bytes, 0);
         atomic_store(&split->ahead_epoch, 0);
         split->stuck_epoch = 0;
+        split->graph_used_bytes = split->graph_peak_bytes = 0;
         gr_unlock(&split->lock);
         for (int kind = 0; kind < GR_EXPANDABLE_KINDS; kind++)
                 if (expandable[kind])

@@ -419,6 +419,8 @@ static void test_context_ends(void)
         GR_CHECK_EQ(gpu_device()->graph_bytes, 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+        GR_CHECK_EQ(context->split->graph_used_bytes, 0); /* another context may get the structure */
+        GR_CHECK_EQ(context->split->graph_peak_bytes, 0);
         gr_graph_hold_release(hold);
         gr_pool_collect(&core);
         gpu_end();
