@@ -30,6 +30,7 @@
  */
 #define EXTENT_SHARE       96
 #define REQUEST_SHARE      8                     /* where extents are to be small, only this one counts, */
+#define CAPTURED_SHARE     2                     /* while a stream is captured, this one counts, too, */
 #define SMALL_MOST_SHARE   512                   /* and no more than this share of the card or the limit */
 #define EXTENT_MOST_SHARE  256                   /* but no more than this share of what is charged, */
 #define EXTENT_BOUND_BYTES (UINT64_C(6) << 20)   /* which is taken to be at least so much, */
@@ -208,7 +209,8 @@ static size_t widen(struct place *place, size_t bytes, uint64_t ahead_bytes)
 
 /*
  * How large the extents of a large request are, for which place_bytes are claimed; whole pages, or 0: one page. What a
- * capture takes stays as long as its graph, so small extents would only cost time; those of graph segments may move.
+ * capture takes stays as long as its graph, so few serve it; after that the same request must not find them too large
+ * (fit.h), and a small block keep little of them. Those of graph segments may move.
  */
 static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment *segment, uint64_t place_bytes)
 {
@@ -217,11 +219,13 @@ static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment
         uint64_t total = gr_budget_total(device, atomic_load(&device->total_bytes));
         uint64_t bytes = place_bytes / REQUEST_SHARE, most = total / SMALL_MOST_SHARE;
 
-        if (!segment->graph && atomic_load(&context->core->gate.captures) > 0)
-                return gr_min(gr_page_up(place_bytes), EXTENT_MOST_BYTES);
         if (!gr_extents_stay_small(device, place_bytes)) {
                 bytes = gr_max((charged + place_bytes) / EXTENT_SHARE, bytes);
                 most = gr_max(charged / EXTENT_MOST_SHARE, EXTENT_BOUND_BYTES);
+        }
+        if (!segment->graph && atomic_load(&context->core->gate.captures) > 0) {
+                bytes = gr_max(bytes, place_bytes / CAPTURED_SHARE);
+                most = gr_max(most, gr_max(total / SMALL_MOST_SHARE, EXTENT_BOUND_BYTES));
         }
         return gr_page_down(gr_min(gr_min(bytes, most), EXTENT_MOST_BYTES));
 }

@@ -192,21 +192,82 @@ static void test_large_extents(void)
         gpu_end();
 }
 
-/* While a stream is captured, one extent serves a request, as it stays. */
-static void test_extents_of_captures(bool captures)
+static void captures(bool begin)
+{
+        if (begin) {
+                gr_gate_begin_enter(&core.gate);
+                gr_gate_begin_leave(&core.gate, true);
+        } else {
+                gr_gate_end(&core.gate);
+        }
+}
+
+/* While a stream is captured, fewer and larger extents serve a request, as they stay: 512 for the whole card. */
+static void test_extents_of_captures(bool captured)
 {
         uint64_t a;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        if (captures) {
-                gr_gate_begin_enter(&core.gate);
-                gr_gate_begin_leave(&core.gate, true);
-        }
+        atomic_store(&gpu_device()->total_bytes, 4 * GIB);
+        if (captured)
+                captures(true);
         a = gpu_take(400 * MIB + KIB);
-        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_driver_allocs), captures ? 2 : 67); /* 256 MiB and the rest; or of 6 */
-        if (captures)
-                gr_gate_end(&core.gate);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_driver_allocs), captured ? 51 : 67); /* of 8 MiB; or of 6 */
+        if (captured)
+                captures(false);
         gpu_give(a, 400 * MIB + KIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* When the graph has gone, a small block does not keep all that a request of it had. */
+static void test_small_in_captured(void)
+{
+        uint64_t captured, next, small, large;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&gpu_device()->hard_bytes, 4 * GIB);
+        captures(true);
+        captured = gpu_take(240 * MIB);
+        next = gpu_take(2 * MIB);
+        captures(false);
+        gpu_give(captured, 240 * MIB);
+        gpu_sync();
+        small = gpu_take(2 * MIB);
+        GR_CHECK_EQ(small, captured);
+        gpu_sync();
+        large = gpu_take(4000 * MIB);
+        GR_CHECK(large != 0);
+        gpu_give(small, 2 * MIB);
+        gpu_give(next, 2 * MIB);
+        if (large)
+                gpu_give(large, 4000 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* And the same request has them again as they are, also where extents are to stay small. */
+static void test_captured_again(void)
+{
+        uint64_t kept, a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&gpu_device()->hard_bytes, 4 * GIB);
+        kept = gpu_take(1000 * MIB);
+        for (int i = 0; i < 3; i++) {
+                unsigned calls = sg_calls(SG_MEM_MAP);
+
+                captures(true);
+                a = gpu_take(14 * MIB);
+                GR_CHECK_EQ(sg_calls(SG_MEM_MAP) - calls, i == 0 ? 3 : 0); /* of 6 MiB, 6 and 2 */
+                captures(false);
+                gpu_give(a, 14 * MIB);
+                gpu_sync();
+                gr_fence_close(context->fence);
+                gpu_sync();
+                gr_fence_poll(context->fence);
+        }
+        gpu_give(kept, 1000 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -384,6 +445,8 @@ int main(void)
         test_large_beside_hole();
         test_extents_of_captures(false);
         test_extents_of_captures(true);
+        test_small_in_captured();
+        test_captured_again();
         test_ahead_refused();
         test_ahead_halfway();
         for (int looks = 0; looks < 3; looks++)
