@@ -398,8 +398,10 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
         }
         rc = wider ? map_holes(context, range, ahead_bytes, &come) : map_all_holes(context, range, lack_bytes, &come);
         while (graph && (rc == -ENOMEM || rc == -EDQUOT)) { /* what graphs hold can only move, some of it at a time */
-                uint64_t left_bytes = gr_remap_fill(context, range, lack_bytes, true);
+                uint64_t left_bytes;
 
+                lack_bytes -= come; /* what had moved here may have gone back, too */
+                left_bytes = gr_remap_fill(context, range, lack_bytes, true);
                 if (left_bytes == lack_bytes)
                         break;
                 lack_bytes = left_bytes;

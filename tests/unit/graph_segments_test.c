@@ -341,6 +341,34 @@ static void test_moves_all(void)
         end();
 }
 
+/* What others had moves to a place that cannot be mapped, and goes back with it: as much more is to move then. */
+static void test_moved_goes_back(void)
+{
+        uint64_t freed[2], kept[2], wanted;
+        struct gr_block *block;
+
+        begin();
+        for (int i = 0; i < 2; i++) {
+                freed[i] = take(20 * MIB);
+                kept[i] = take(100 * MIB);
+        }
+        give(freed[0], freed[1]);
+        next_graph();
+        sg_fail(SG_MEM_MAP, 2, 1, -ENOMEM); /* leaves a page that was never used */
+        sg_fail(SG_MEM_UNMAP, 1, 1, -EIO);
+        GR_CHECK_EQ(gr_split_grow(context, 12 * MIB, &block), -ENOMEM);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 2 * MIB);
+        sg_fail(SG_MEM_MAP, 2, 1, -ENOMEM);
+        wanted = take(30 * MIB);
+        GR_CHECK(wanted != 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 240 * MIB);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 32 * MIB);
+        GR_CHECK_EQ(sg_free(&core, wanted), 0);
+        give(kept[0], kept[1]);
+        last_graph_goes();
+        end();
+}
+
 /* A place of which only a part can be mapped: what is new goes back, what graphs use stays. */
 static void test_fails_half_way(void)
 {
@@ -817,6 +845,7 @@ int main(void)
         test_fewer_addresses(2);
         test_fewer_addresses(3);
         test_moves_all();
+        test_moved_goes_back();
         test_fails_half_way();
         test_fence();
         test_exported();
