@@ -283,12 +283,15 @@ bool gr_capture_forks(const void *stream, bool by_hand)
 void gr_captures_note_work(CUstream stream, bool null_is_own)
 {
         const void *identity = gr_capture_identity(stream, null_is_own);
+        CUcontext current = NULL;
         bool captured = false;
         GR_KEEP_ERRNO;
 
+        if (identity == &per_thread_stream)
+                gr_real.cuCtxGetCurrent(&current);
         gr_lock(&capturing_lock);
         for (unsigned i = 0; i < capturing_count && !captured; i++)
-                captured = capturing[i].stream == identity;
+                captured = capturing[i].stream == identity && capturing[i].current == current;
         for (unsigned i = 0; i < capturing_count && !captured; i++)
                 if (capturing[i].thread == &per_thread_stream || capturing[i].mode == CU_STREAM_CAPTURE_MODE_GLOBAL)
                         capturing[i].forked = true;

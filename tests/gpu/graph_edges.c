@@ -205,6 +205,31 @@ static void used_beside(void (*use)(CUdeviceptr p, CUstream in), const char *nam
         GR_MUST(cuStreamDestroy(other));
 }
 
+/* In each context the thread's own stream is another one: such work is not captured, and its copy may be late. */
+static void copied_in_another_context(void)
+{
+        CUdeviceptr p, q, copy;
+        CUcontext context;
+        CUgraph graph;
+
+        GR_MUST(cuCtxCreate(&context, NULL, 0, gt.device));
+        GR_MUST(cuMemAlloc(&copy, BYTES));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
+        GR_MUST(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemAlloc(&p, BYTES));
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuMemcpyDtoDAsync(copy, p, BYTES, CU_STREAM_PER_THREAD));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemAlloc(&q, BYTES));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
+        row(!overlap(p, q), "a copy on another context's own stream beside a capture");
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuCtxDestroy(context));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
+}
+
 /* Where spilling is on. Host memory is not part of what is live on the device. */
 static void in_host_memory(void)
 {
@@ -304,6 +329,7 @@ int main(int argc, char **argv)
         used_beside(write_word, "a word written beside a capture");
         used_beside(write_long, "a longer one");
         used_beside(wait_for_word, "a word waited for beside a capture");
+        copied_in_another_context();
         its_end_does_not_wait(false);
         its_end_does_not_wait(true);
         on_two_devices();
