@@ -230,6 +230,45 @@ static void copied_in_another_context(void)
         GR_MUST(cuCtxSetCurrent(gt.ctx));
 }
 
+/* The graph that keeps the memory is that of the context whose capture ends, whichever began first. */
+static void of_own_streams(bool newest_first)
+{
+        CUcontext contexts[2] = {gt.ctx};
+        CUgraph graphs[2];
+        CUdeviceptr p, q;
+        bool again = false;
+
+        GR_MUST(cuCtxCreate(&contexts[1], NULL, 0, gt.device));
+        for (int i = 0; i < 2; i++) {
+                GR_MUST(cuCtxSetCurrent(contexts[i]));
+                GR_MUST(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+                if (i == 0) {
+                        GR_MUST(cuMemAlloc(&p, BYTES));
+                        GR_MUST(gt_fill(&gt, CU_STREAM_PER_THREAD, p, 1, BYTES / 4));
+                        GR_MUST(cuMemFree(p));
+                }
+        }
+        for (int i = 0; i < 2; i++) {
+                int ends = newest_first ? 1 - i : i;
+
+                GR_MUST(cuCtxSetCurrent(contexts[ends]));
+                GR_MUST(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graphs[ends]));
+        }
+        GR_MUST(cuGraphDestroy(graphs[1]));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
+        for (int i = 0; i < 10; i++) {
+                GR_MUST(cuMemAlloc(&q, BYTES));
+                again |= overlap(p, q);
+                GR_MUST(cuMemFree(q));
+                GR_MUST(cuCtxSynchronize());
+                gt_sleep_us(1000);
+        }
+        row(!again, newest_first ? "captures in two contexts, the newest ends first" : "captures in two contexts");
+        GR_MUST(cuGraphDestroy(graphs[0]));
+        GR_MUST(cuCtxDestroy(contexts[1]));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
+}
+
 /* Where spilling is on. Host memory is not part of what is live on the device. */
 static void in_host_memory(void)
 {
@@ -330,6 +369,8 @@ int main(int argc, char **argv)
         used_beside(write_long, "a longer one");
         used_beside(wait_for_word, "a word waited for beside a capture");
         copied_in_another_context();
+        of_own_streams(false);
+        of_own_streams(true);
         its_end_does_not_wait(false);
         its_end_does_not_wait(true);
         on_two_devices();
