@@ -6,6 +6,7 @@
  *   graph_edges [--refused]   --refused: the driver answers a launch in a capture with CUDA_ERROR_UNKNOWN
  */
 #include <dlfcn.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -269,6 +270,24 @@ static void of_own_streams(bool newest_first)
         GR_MUST(cuCtxSetCurrent(gt.ctx));
 }
 
+/* One after the other they need the room of one. What a real driver keeps for them is its own affair. */
+static void many_captures(void)
+{
+        enum { WARM = 4, MANY = 256 };
+        struct mallinfo2 before = {0}, after;
+        CUgraph graph;
+
+        for (int i = 0; i < WARM + MANY; i++) {
+                if (i == WARM)
+                        before = mallinfo2();
+                GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+                GR_MUST(cuStreamEndCapture(stream, &graph));
+                GR_MUST(cuGraphDestroy(graph));
+        }
+        after = mallinfo2();
+        row(after.uordblks + after.hblkhd < before.uordblks + before.hblkhd + 8 * KIB, "many captures");
+}
+
 /* Where spilling is on. Host memory is not part of what is live on the device. */
 static void in_host_memory(void)
 {
@@ -361,6 +380,8 @@ int main(int argc, char **argv)
                 refused_in_a_capture();
                 return bad > 0;
         }
+        if (gt.simulated)
+                many_captures(); /* the process's first ones */
         after_its_thread();
         end_without_a_context();
         into_a_graph();
