@@ -38,8 +38,8 @@
 struct gr_context;
 
 /*
- * Makes the context's expandable segment of this kind, unless another thread has just done so. -ENOSPC: no addresses. No
- * lock held.
+ * Makes the context's expandable segment of this kind, unless another thread has just done so. -ENOSPC: no addresses.
+ * No lock held.
  */
 int gr_expandable_open(struct gr_context *context, enum gr_expandable_kind kind);
 

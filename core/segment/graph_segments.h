@@ -4,15 +4,16 @@
  * largest.
  *
  * They are expandable segments of the context (expandable.h) whose free ranges serve captures only. While graphs use
- * them they are held: launches use their memory whether it is free or not. So nothing of them goes back, and its free
- * part is in graph_bytes, neither live nor cached. When the last graph has gone, free memory is cached as any other, behind
- * a fence.
+ * them they are held: launches use their memory whether it is free or not. So nothing of them goes back, and their free
+ * part is in graph_bytes, neither live nor cached. When the last graph has gone, free memory is cached as any other,
+ * behind a fence.
  *
  * Where a request fits no free range, the segment grows. What a capture frees becomes whole again at its end, so later
- * captures fit in, whatever the order of their sizes. Memory that lives on between captures can prevent that: where the
- * segments hold a sixth more than was ever used at a time, or memory is short, the memory of free pages gets a second
- * address instead (remap.h), and keeps the old one, which graphs have recorded, until the last graph has gone. Old
- * addresses are in the way of large requests, so that is not done earlier (docs/measurements.md, graph-moves).
+ * captures fit in, whatever the order of their sizes. Memory that lives on between captures can prevent that. Where the
+ * segments would grow to a sixth (at least 16 MiB) more than was used at a time since graphs first held them, or memory
+ * is short, the memory of free pages gets a second address instead (remap.h), and keeps the old one, which graphs have
+ * recorded, until the last graph has gone. Old addresses are in the way of large requests, so that is not done earlier
+ * (docs/measurements.md, graph-moves).
  */
 #ifndef GR_GRAPH_SEGMENTS_H
 #define GR_GRAPH_SEGMENTS_H
@@ -35,7 +36,10 @@ void gr_graph_segments_release(struct gr_context *context);
 /* As release, where the context has gone, and its graphs with it. The split's lock is held; no range is busy. */
 void gr_graph_segments_end(struct gr_context *context);
 
-/* Whether they may grow by growth_bytes for a request of request_bytes before memory moves. The split's lock is held. */
+/*
+ * Whether they may grow by growth_bytes for a request of request_bytes before memory moves. What is parked for graphs
+ * elsewhere on the device counts as free here, so where there is any, memory moves earlier. The split's lock is held.
+ */
 bool gr_graph_segments_have_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
 #endif

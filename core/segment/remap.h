@@ -1,7 +1,8 @@
 /*
  * Remap: memory of free pages moves to addresses where a request needs it, by mapping its handle there a second time.
  * Work that is submitted later runs after the work that may still use the memory under its old addresses, so the host
- * does not wait. The old addresses are then stale, and are unmapped when that work has passed.
+ * does not wait. The old addresses are then stale, and are unmapped when that work has passed; those that
+ * graphs have recorded, when the last graph has gone.
  */
 #ifndef GR_REMAP_H
 #define GR_REMAP_H
@@ -14,9 +15,9 @@
 struct gr_context;
 
 /*
- * Fills holes of a busy range, hole_bytes in all, with free memory from elsewhere; held: also with what graphs hold, and
- * with that first, if the range is theirs. Returns how many of these bytes are still to be mapped. Calls the driver; no
- * lock held.
+ * Fills holes of a busy range, hole_bytes in all, with free memory from elsewhere. held: what graphs hold may move, too,
+ * and moves first, if the range is theirs; else it does not move. Returns how many of these bytes are still to be
+ * mapped. Calls the driver; no lock held.
  */
 uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes, bool held);
 

@@ -82,10 +82,9 @@ struct gr_split {
         struct gr_block *stale_pages; /* stale ranges of the expandable segments, oldest first: remap.c */
         struct gr_block *held_pages;  /* those that graphs have recorded, until they are gone: remap.c */
         uint64_t graph_used_bytes;    /* of used ranges in graph segments: segments.c, split.c */
-        uint64_t
-                graph_peak_bytes; /* the most of these at a time since the segments became held: graph_segments.c, too */
-        uint64_t stuck_epoch;     /* the latest epoch of stuck extents that are left; 0: none: expandable.c */
-        unsigned busy;            /* threads in calls of the driver that map or unmap; each counts itself */
+        uint64_t graph_peak_bytes;    /* the most of these at a time since the segments became held: graph_segments.c */
+        uint64_t stuck_epoch;         /* the latest epoch of stuck extents that are left; 0: none: expandable.c */
+        unsigned busy;                /* threads in calls of the driver that map or unmap; each counts itself */
         /* Up to told_bytes: slack.c. */
         int64_t credit_ns;     /* time that may be spent on better fits (slack.h) */
         uint64_t credit_at_ns; /* when credit_ns was last raised; 0: never */
