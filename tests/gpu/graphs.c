@@ -414,6 +414,13 @@ static void record_with_flags_and_free(CUdeviceptr p, void *function)
         GR_MUST(cuMemFree(p));
 }
 
+/* Of no capture: nothing that is captured can wait for it. */
+static void record_elsewhere_and_free(CUdeviceptr p, void *other)
+{
+        GR_MUST(cuEventRecord(event, other));
+        GR_MUST(cuMemFree(p));
+}
+
 static void free_and_update(CUdeviceptr p, void *function)
 {
         GR_MUST(cuMemFree(p));
@@ -442,6 +449,7 @@ static void what_later_work_waits_for(void)
                        free_and_update_with_edges}};
         CUlaunchAttribute programmatic = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                           .value.programmaticStreamSerializationAllowed = 1};
+        CUstream other;
 
         if (GT_OPTIONAL(cuLaunchKernelEx)) {
                 row(serves_again(launch_and_free, NULL), "a plain launch");
@@ -449,6 +457,9 @@ static void what_later_work_waits_for(void)
         }
         row(!serves_again(look_and_free, NULL), "a graph that can have nodes by hand");
         GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        other = gt_stream();
+        row(serves_again(record_elsewhere_and_free, other), "an event on another stream");
+        GR_MUST(cuStreamDestroy(other));
         for (unsigned i = 0; i < 2 * sizeof orders / sizeof orders[0]; i++) {
                 CUdriverProcAddressQueryResult status;
                 void *function = NULL;
@@ -463,6 +474,62 @@ static void what_later_work_waits_for(void)
                         row(!serves_again(orders[i / 2].let_go, function), name);
         }
         GR_MUST(cuEventDestroy(event));
+}
+
+/* How many launches of the graph need not wait for the end of the kernel in front. */
+static size_t programmatic_edges(CUgraph graph)
+{
+        CUgraphEdgeData data[8];
+        CUgraphNode from[8], to[8];
+        size_t count = 8, found = 0;
+
+        GR_MUST(GT_OPTIONAL(cuGraphGetEdges)(graph, from, to, data, &count));
+        for (size_t i = 0; i < count; i++)
+                found += data[i].type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+        return found;
+}
+
+static void launch_fill(CUdeviceptr p, bool programmatic)
+{
+        CUlaunchAttribute attribute = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                       .value.programmaticStreamSerializationAllowed = 1};
+        CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream, &attribute, programmatic};
+        uint64_t words = 1;
+        uint32_t value = 2;
+        void *arguments[] = {&p, &value, &words};
+
+        GR_MUST(GT_OPTIONAL(cuLaunchKernelEx)(&config, gt.fill, arguments, NULL));
+}
+
+/* The first one waits where its memory may have served the kernel in front. The next one has memory of its own. */
+static void what_programmatic_launches_wait_for(void)
+{
+        CUdeviceptr own, p;
+        size_t edges;
+        CUgraph graph;
+
+        if (!GT_OPTIONAL(cuLaunchKernelEx) || !GT_OPTIONAL(cuGraphGetEdges))
+                return;
+        GR_MUST(cuMemAlloc(&own, MIB));
+        for (int launches = 0; launches < 3; launches++) {
+                if (launches > 0)
+                        begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, &p);
+                else
+                        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+                launch_fill(own, false);
+                for (int i = 0; i < (launches ? launches : 1); i++)
+                        launch_fill(launches > 0 ? p : own, true);
+                if (launches > 0)
+                        GR_MUST(cuMemFree(p));
+                graph = finish(stream);
+                edges = programmatic_edges(graph);
+                if (launches == 0)
+                        row(edges == 1, "a programmatic launch in a capture without memory");
+                else
+                        row(edges + 1 == (size_t)launches, launches == 1 ? "one in a capture with memory" : "two");
+                GR_MUST(cuGraphDestroy(graph));
+        }
+        GR_MUST(cuMemFree(own));
 }
 
 static void *wait_for_stream(void *unused)
@@ -742,6 +809,7 @@ int main(int argc, char **argv)
                 a_chain();
                 a_fork();
                 what_later_work_waits_for();
+                what_programmatic_launches_wait_for();
                 launched_while_another_waits();
                 other_kinds();
                 comes_back();

@@ -418,7 +418,12 @@ SIM_API cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
         return rc;
 }
 
-/* None of the edges has data of its own. */
+static bool is_programmatic(const struct sim_op *before, const struct sim_op *op)
+{
+        return before->kind == SIM_OP_KERNEL && op->kind == SIM_OP_KERNEL && op->u.launch.programmatic;
+}
+
+/* Only the edges to programmatic launches have data of their own. */
 SIM_API cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count)
 {
         CUresult rc = CUDA_SUCCESS;
@@ -440,6 +445,10 @@ SIM_API cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CU
                         to[found] = graph->nodes[i];
                         if (data)
                                 data[found] = (CUgraphEdgeData){0};
+                        if (data && is_programmatic(&from[found]->op, &node->op)) {
+                                data[found].from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+                                data[found].type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+                        }
                 }
         }
         if (rc == CUDA_SUCCESS)

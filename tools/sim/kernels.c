@@ -387,10 +387,11 @@ static CUresult read_arguments(const struct sim_kernel *kernel, void **params, v
         return CUDA_SUCCESS;
 }
 
-static CUresult launch(CUfunction function, unsigned blocks, unsigned threads, CUstream stream, void **params,
-                       void **extra)
+static CUresult launch(CUfunction function, unsigned blocks, unsigned threads, bool programmatic, CUstream stream,
+                       void **params, void **extra)
 {
-        struct sim_op op = {.kind = SIM_OP_KERNEL, .u.launch.kernel = kernel_of(function)};
+        struct sim_op op = {.kind = SIM_OP_KERNEL,
+                            .u.launch = {.kernel = kernel_of(function), .programmatic = programmatic}};
         CUresult rc;
 
         if (!op.u.launch.kernel)
@@ -416,7 +417,7 @@ SIM_PTSZ(cuLaunchKernel,
          (f, gx, gy, gz, bx, by, bz, shared, stream, params, extra))
 {
         (void)shared;
-        return launch(f, product(gx, gy, gz), product(bx, by, bz), stream, params, extra);
+        return launch(f, product(gx, gy, gz), product(bx, by, bz), false, stream, params, extra);
 }
 
 SIM_PTSZ(cuLaunchCooperativeKernel,
@@ -425,17 +426,22 @@ SIM_PTSZ(cuLaunchCooperativeKernel,
          (f, gx, gy, gz, bx, by, bz, shared, stream, params))
 {
         (void)shared;
-        return launch(f, product(gx, gy, gz), product(bx, by, bz), stream, params, NULL);
+        return launch(f, product(gx, gy, gz), product(bx, by, bz), false, stream, params, NULL);
 }
 
 /* The stream is in the configuration, so the twins cannot share SIM_PTSZ. */
 static CUresult launch_config(const CUlaunchConfig *config, CUfunction f, void **params, void **extra,
                               CUstream fallback)
 {
+        bool programmatic = false;
+
         if (!config)
                 return CUDA_ERROR_INVALID_VALUE;
+        for (unsigned i = 0; config->attrs && i < config->numAttrs; i++)
+                programmatic |= config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
+                                config->attrs[i].value.programmaticStreamSerializationAllowed;
         return launch(f, product(config->gridDimX, config->gridDimY, config->gridDimZ),
-                      product(config->blockDimX, config->blockDimY, config->blockDimZ),
+                      product(config->blockDimX, config->blockDimY, config->blockDimZ), programmatic,
                       config->hStream ? config->hStream : fallback, params, extra);
 }
 

@@ -155,6 +155,7 @@ struct sim_op {
                 struct {
                         const struct sim_kernel *kernel;
                         uint64_t arg[SIM_KERNEL_ARGS];
+                        bool programmatic; /* it may begin before the kernel in front ends; here it never does */
                 } launch;
                 struct {
                         uintptr_t dst, src;
