@@ -3,12 +3,14 @@
  * program's; memory that was exported, or that lies in host memory; and graphs of another device. Under the shim only.
  * Each row says what it saw, and the status is 1 if one is bad.
  *
- *   graph_edges [--refused]   --refused: the driver answers a launch in a capture with CUDA_ERROR_UNKNOWN
+ *   graph_edges [--refused] [--no-memory]   --refused: the driver answers a launch in a capture with
+ *                                           CUDA_ERROR_UNKNOWN. --no-memory: one of a graph without memory
  */
 #include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "gpureclaim.h"
@@ -18,6 +20,7 @@ enum { BYTES = 4 * MIB };
 
 static struct gt gt;
 static CUstream stream;
+static bool shared; /* graphs share their memory */
 static int bad;
 
 static void row(bool good, const char *name)
@@ -206,6 +209,101 @@ static void used_beside(void (*use)(CUdeviceptr p, CUstream in), const char *nam
         GR_MUST(cuStreamDestroy(other));
 }
 
+/* The stream had a capture of its own, which is over. */
+static void used_on_a_stream_that_captured(void)
+{
+        CUstream other = gt_stream();
+        CUgraph graph, ended;
+        CUdeviceptr p, q;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuStreamEndCapture(other, &ended));
+        GR_MUST(cuMemAlloc(&p, BYTES));
+        GR_MUST(cuMemsetD32Async(p, 1, BYTES / 4, other));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemAlloc(&q, BYTES));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        row(!overlap(p, q), "work on a stream that captured before");
+        GR_MUST(cuGraphDestroy(ended));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamDestroy(other));
+}
+
+struct use {
+        CUdeviceptr p;
+        CUstream in;
+};
+
+static void *fill_elsewhere(void *argument)
+{
+        const struct use *use = argument;
+
+        gt_attach(&gt);
+        GR_MUST(cuMemsetD32Async(use->p, 1, BYTES / 4, use->in));
+        return NULL;
+}
+
+/*
+ * A capture in global mode is one of all threads, whose work ends that its memory serves again. In thread-local mode
+ * others go on as ever, and take nothing from the capture.
+ */
+static void used_by_another_thread(CUstreamCaptureMode mode, bool again, const char *name)
+{
+        struct use use = {.in = gt_stream()};
+        pthread_t thread;
+        CUgraph graph;
+        CUdeviceptr q;
+
+        GR_MUST(cuStreamBeginCapture(stream, mode));
+        GR_MUST(cuMemAlloc(&use.p, BYTES));
+        if (pthread_create(&thread, NULL, fill_elsewhere, &use) || pthread_join(thread, NULL))
+                gt_die("no thread");
+        GR_MUST(cuMemFree(use.p));
+        GR_MUST(cuMemAlloc(&q, BYTES));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        if (!again || !shared) /* else another place may suit as well */
+                row(overlap(use.p, q) == again, name);
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamDestroy(use.in));
+}
+
+static void *capture_at_once(void *argument)
+{
+        gt_attach(&gt);
+        GR_MUST(cuGraphDestroy(captured(((const struct use *)argument)->in, false)));
+        return NULL;
+}
+
+/* Another thread captures and ends meanwhile. What this one allocates is still its own capture's. */
+static void beside_a_thread_that_ends(void)
+{
+        struct use use = {.in = gt_stream()};
+        bool again = false;
+        pthread_t thread;
+        CUdeviceptr p, q;
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        if (pthread_create(&thread, NULL, capture_at_once, &use) || pthread_join(thread, NULL))
+                gt_die("no thread");
+        GR_MUST(cuMemAlloc(&p, BYTES));
+        GR_MUST(gt_fill(&gt, stream, p, 1, BYTES / 4));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        for (int i = 0; i < 10; i++) {
+                GR_MUST(cuMemAlloc(&q, BYTES));
+                again |= overlap(p, q);
+                GR_MUST(cuMemFree(q));
+                GR_MUST(cuCtxSynchronize());
+        }
+        row(!again, "a capture beside a thread that captured and ended");
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamDestroy(use.in));
+}
+
 /* In each context the thread's own stream is another one: such work is not captured, and its copy may be late. */
 static void copied_in_another_context(void)
 {
@@ -369,15 +467,34 @@ static void refused_in_a_capture(void)
         GR_MUST(cuGraphExecDestroy(exec));
 }
 
+/* The graph has nothing of the library's to which the driver's answer could be due. */
+static void refused_without_memory(void)
+{
+        CUgraphExec exec;
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        exec = gt_executable(graph);
+        row(cuGraphLaunch(exec, stream) == CUDA_ERROR_UNKNOWN, "a launch of a graph without memory that is refused");
+        GR_MUST(cuGraphExecDestroy(exec));
+}
+
 int main(int argc, char **argv)
 {
-        bool refused = false;
+        const char *arena = getenv("GPURECLAIM_GRAPH_ARENA");
+        bool refused = false, no_memory = false;
 
-        GT_OPTIONS(argc, argv, "[--refused]", GT_OPTION("refused", refused));
+        GT_OPTIONS(argc, argv, "[--refused] [--no-memory]", GT_OPTION("refused", refused),
+                   GT_OPTION("no-memory", no_memory));
+        shared = arena && strcmp(arena, "shared") == 0;
         gt_open(&gt);
         stream = gt_stream();
-        if (refused) {
-                refused_in_a_capture();
+        if (refused || no_memory) {
+                if (refused)
+                        refused_in_a_capture();
+                if (no_memory)
+                        refused_without_memory();
                 return bad > 0;
         }
         if (gt.simulated)
@@ -389,6 +506,10 @@ int main(int argc, char **argv)
         used_beside(write_word, "a word written beside a capture");
         used_beside(write_long, "a longer one");
         used_beside(wait_for_word, "a word waited for beside a capture");
+        used_on_a_stream_that_captured();
+        used_by_another_thread(CU_STREAM_CAPTURE_MODE_GLOBAL, false, "another thread's work beside a global capture");
+        used_by_another_thread(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, true, "and beside one that is not its own");
+        beside_a_thread_that_ends();
         copied_in_another_context();
         of_own_streams(false);
         of_own_streams(true);
