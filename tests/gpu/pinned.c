@@ -142,18 +142,23 @@ static void late_read_elsewhere(CUdevice device, const char *name, bool cached)
         free(seen);
 }
 
-static void captured(void)
+static void captured(bool expect_reuse)
 {
         CUgraph graph;
-        void *p = get(BYTES, 0), *q;
+        void *p = get(BYTES, 0), *kept = get(2 * BYTES, 0), *q, *again;
 
+        GR_MUST(cuMemFreeHost(kept));
         GR_MUST(cuCtxSynchronize());
         GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         GR_MUST(cuMemFreeHost(p));
         q = get(BYTES, 0);
+        again = get(2 * BYTES, 0);
         GR_MUST(gt_spin(&gt, stream, 10));
         gt_check(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS, "free and allocation in a capture", "it goes on");
         GR_MUST(cuGraphDestroy(graph));
+        if (expect_reuse)
+                gt_check(again == kept, "an allocation in a relaxed capture", "not from the cache");
+        GR_MUST(cuMemFreeHost(again));
         GR_MUST(cuMemFreeHost(q));
 }
 
@@ -197,7 +202,7 @@ static void safety(bool expect_reuse)
         GR_MUST(cuDeviceGetCount(&devices));
         if (devices > 1)
                 late_read_elsewhere(1, "late copy of another device", expect_reuse);
-        captured();
+        captured(expect_reuse);
         if (expect_reuse)
                 reuse();
 }
