@@ -69,6 +69,38 @@ static int nothing_idle(void *arg, int device, uint64_t want_bytes)
         return 0;
 }
 
+/* As a thread does that is not relaxed: what it allocates is its graph's. */
+static void capture_memory(CUstream stream)
+{
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        CUgraph graph;
+        CUstream other;
+        CUevent event;
+        CUdeviceptr ptr;
+        void *host;
+
+        TRY(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+        TRY(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        TRY(cuThreadExchangeStreamCaptureMode(&mode));
+        TRY(cuMemHostAlloc(&host, 4096, 0)); /* others may be capturing */
+        TRY(cuMemFreeHost(host));
+        TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        for (int i = 0; i < 2; i++) {
+                TRY(cuMemAlloc(&ptr, 4096));
+                TRY(cuMemsetD32Async(ptr, 0, 1024, stream));
+                TRY(cuMemFree(ptr));
+        }
+        TRY(cuMemAlloc(&ptr, 4096));
+        TRY(cuMemsetD32Async(ptr, 0, 1024, other));
+        TRY(cuEventRecord(event, stream));
+        TRY(cuMemFree(ptr));
+        TRY(cuStreamEndCapture(stream, &graph));
+        TRY(cuThreadExchangeStreamCaptureMode(&mode));
+        TRY(cuGraphDestroy(graph));
+        TRY(cuEventDestroy(event));
+        TRY(cuStreamDestroy(other));
+}
+
 /* What several threads may do at a time. */
 static void besides(void)
 {
@@ -92,6 +124,7 @@ static void besides(void)
         TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         TRY(cuStreamEndCapture(stream, &graph));
         TRY(cuGraphDestroy(graph));
+        capture_memory(stream);
         TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         TRY(cuCtxPopCurrent(&left));
         TRY(cuCtxDestroy(context)); /* with the stream and its capture */
