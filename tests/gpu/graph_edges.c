@@ -6,6 +6,7 @@
  *   graph_edges [--refused] [--no-memory]   --refused: the driver answers a launch in a capture with
  *                                           CUDA_ERROR_UNKNOWN. --no-memory: one of a graph without memory
  */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -368,11 +369,24 @@ static void of_own_streams(bool newest_first)
         GR_MUST(cuCtxSetCurrent(gt.ctx));
 }
 
-/* One after the other they need the room of one. What a real driver keeps for them is its own affair. */
+static unsigned threads(void)
+{
+        DIR *tasks = opendir("/proc/self/task");
+        unsigned count = 0;
+
+        while (tasks && readdir(tasks))
+                count++;
+        if (tasks)
+                closedir(tasks);
+        return count;
+}
+
+/* One after the other they need the room of one, and nobody who tidies up. What a real driver keeps for them is its own affair. */
 static void many_captures(void)
 {
         enum { WARM = 4, MANY = 256 };
         struct mallinfo2 before = {0}, after;
+        unsigned first = threads();
         CUgraph graph;
 
         for (int i = 0; i < WARM + MANY; i++) {
@@ -384,6 +398,7 @@ static void many_captures(void)
         }
         after = mallinfo2();
         row(after.uordblks + after.hblkhd < before.uordblks + before.hblkhd + 8 * KIB, "many captures");
+        row(threads() == first, "captures without memory start no thread");
 }
 
 /* Where spilling is on. Host memory is not part of what is live on the device. */

@@ -142,24 +142,42 @@ static void late_read_elsewhere(CUdevice device, const char *name, bool cached)
         free(seen);
 }
 
-static void captured(bool expect_reuse)
+/* The thread is relaxed, or the capture is. */
+static void captured(bool expect_reuse, CUstreamCaptureMode mode)
 {
+        CUstreamCaptureMode own = CU_STREAM_CAPTURE_MODE_RELAXED;
         CUgraph graph;
         void *p = get(BYTES, 0), *kept = get(2 * BYTES, 0), *q, *again;
 
         GR_MUST(cuMemFreeHost(kept));
         GR_MUST(cuCtxSynchronize());
-        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamBeginCapture(stream, mode));
+        GR_MUST(cuThreadExchangeStreamCaptureMode(&own));
         GR_MUST(cuMemFreeHost(p));
         q = get(BYTES, 0);
         again = get(2 * BYTES, 0);
+        GR_MUST(cuThreadExchangeStreamCaptureMode(&own));
         GR_MUST(gt_spin(&gt, stream, 10));
         gt_check(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS, "free and allocation in a capture", "it goes on");
         GR_MUST(cuGraphDestroy(graph));
         if (expect_reuse)
-                gt_check(again == kept, "an allocation in a relaxed capture", "not from the cache");
+                gt_check(again == kept, "a relaxed allocation in a capture", "not from the cache");
         GR_MUST(cuMemFreeHost(again));
         GR_MUST(cuMemFreeHost(q));
+}
+
+/* As the driver does it, whatever is cached. */
+static void refused_in_a_capture(void)
+{
+        CUgraph graph = NULL;
+        void *p = get(BYTES, 0), *q;
+
+        GR_MUST(cuMemFreeHost(p));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        gt_check(cuMemHostAlloc(&q, BYTES, 0) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "an allocation in a capture",
+                 "not refused");
+        gt_check(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "the capture", "goes on");
 }
 
 static void reuse(void)
@@ -202,7 +220,9 @@ static void safety(bool expect_reuse)
         GR_MUST(cuDeviceGetCount(&devices));
         if (devices > 1)
                 late_read_elsewhere(1, "late copy of another device", expect_reuse);
-        captured(expect_reuse);
+        captured(expect_reuse, CU_STREAM_CAPTURE_MODE_RELAXED);
+        captured(expect_reuse, CU_STREAM_CAPTURE_MODE_GLOBAL);
+        refused_in_a_capture();
         if (expect_reuse)
                 reuse();
 }
