@@ -305,6 +305,24 @@ static void beside_a_thread_that_ends(void)
         GR_MUST(cuStreamDestroy(use.in));
 }
 
+/* Work on the stream that is captured is no other work. Where graphs share memory another place may suit as well. */
+static void on_the_own_stream(void)
+{
+        CUdeviceptr p, q;
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemAlloc(&p, BYTES));
+        GR_MUST(gt_fill(&gt, CU_STREAM_PER_THREAD, p, 1, BYTES / 4));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemAlloc(&q, BYTES));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
+        if (!shared)
+                row(overlap(p, q), "a capture of the thread's own stream");
+        GR_MUST(cuGraphDestroy(graph));
+}
+
 /* In each context the thread's own stream is another one: such work is not captured, and its copy may be late. */
 static void copied_in_another_context(void)
 {
@@ -525,6 +543,7 @@ int main(int argc, char **argv)
         used_by_another_thread(CU_STREAM_CAPTURE_MODE_GLOBAL, false, "another thread's work beside a global capture");
         used_by_another_thread(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, true, "and beside one that is not its own");
         beside_a_thread_that_ends();
+        on_the_own_stream();
         copied_in_another_context();
         of_own_streams(false);
         of_own_streams(true);
