@@ -32,8 +32,9 @@
 #define REQUEST_SHARE      8                     /* where extents are to be small, only this one counts, */
 #define CAPTURED_SHARE     2                     /* while a stream is captured, this one counts, too, */
 #define SMALL_MOST_SHARE   512                   /* and no more than this share of the card or the limit */
-#define EXTENT_MOST_SHARE  256                   /* but no more than this share of what is charged, */
-#define EXTENT_BOUND_BYTES (UINT64_C(6) << 20)   /* which is taken to be at least so much, */
+#define EXTENT_MOST_SHARE  256                   /* otherwise no more than this share of what is charged, */
+#define REQUEST_MOST_SHARE 32                    /* than this share of the request, */
+#define EXTENT_BOUND_BYTES (UINT64_C(6) << 20)   /* or than this, whichever is most, */
 #define EXTENT_MOST_BYTES  (UINT64_C(256) << 20) /* and never more: to return it would keep the driver busy too long */
 #define AHEAD_SHARE        16                    /* a large request maps a 16th of what is charged at once (ahead) */
 #define AHEAD_MOST_BYTES   (UINT64_C(32) << 20)  /* the most that this may be */
@@ -210,7 +211,8 @@ static size_t widen(struct place *place, size_t bytes, uint64_t ahead_bytes)
 /*
  * How large the extents of a large request are, for which place_bytes are claimed; whole pages, or 0: one page. What a
  * capture takes stays as long as its graph, so few serve it; after that the same request must not find them too large
- * (fit.h), and a small block keep little of them. Those of graph segments may move.
+ * (fit.h), and a small block keep little of them. Those of graph segments may move; there a small block keeps its extent for as long as
+ * its graph lives, so that a large request gets no larger ones.
  */
 static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment *segment, uint64_t place_bytes)
 {
@@ -222,6 +224,7 @@ static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment
         if (!gr_extents_stay_small(device, place_bytes)) {
                 bytes = gr_max((charged + place_bytes) / EXTENT_SHARE, bytes);
                 most = gr_max(charged / EXTENT_MOST_SHARE, EXTENT_BOUND_BYTES);
+                most = gr_max(most, segment->graph ? 0 : place_bytes / REQUEST_MOST_SHARE);
         }
         if (!segment->graph && atomic_load(&context->core->gate.captures) > 0) {
                 bytes = gr_max(bytes, place_bytes / CAPTURED_SHARE);
@@ -230,9 +233,19 @@ static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment
         return gr_page_down(gr_min(gr_min(bytes, most), EXTENT_MOST_BYTES));
 }
 
+static uint64_t unmapped_bytes(const struct gr_segment *segment, uint64_t at, uint64_t end)
+{
+        uint64_t bytes = 0;
+
+        for (; at < end; at += GR_PAGE_BYTES)
+                bytes += gr_page_is_mapped(gr_page_at(segment, at)) ? 0 : GR_PAGE_BYTES;
+        return bytes;
+}
+
 /*
- * Backs the holes of a busy range with memory, in extents of at least least_bytes where a hole is as large.
- * *ret_bytes, also written on failure: how much was mapped. The split's lock is not held.
+ * Backs the holes of a busy range with memory, in extents of at least least_bytes where a hole is as large. All of it is
+ * reserved at once: otherwise processes that wait for one limit would each take a part, fail and give it back, again
+ * and again. *ret_bytes, also written on failure: how much was mapped. The split's lock is not held.
  */
 static int map_holes(struct gr_context *context, struct gr_range *range, uint64_t least_bytes, uint64_t *ret_bytes)
 {
@@ -241,11 +254,18 @@ static int map_holes(struct gr_context *context, struct gr_range *range, uint64_
         uint64_t step = segment->small
                                 ? GR_PAGE_BYTES
                                 : gr_max(extent_bytes(context, segment, end - at), gr_max(least_bytes, GR_PAGE_BYTES));
+        uint64_t lack_bytes = unmapped_bytes(segment, at, end), reserved;
+        int rc;
 
         *ret_bytes = 0;
+        if (lack_bytes == 0)
+                return 0;
+        rc = gr_extent_reserve(context, lack_bytes, &reserved);
+        if (rc)
+                return rc;
+        assert(reserved == lack_bytes);
         while (at < end) {
                 uint64_t stop = at;
-                int rc;
 
                 while (stop < end && stop - at < step && !gr_page_is_mapped(gr_page_at(segment, stop)))
                         stop += GR_PAGE_BYTES;
@@ -254,11 +274,15 @@ static int map_holes(struct gr_context *context, struct gr_range *range, uint64_
                         continue;
                 }
                 rc = gr_extent_map(context, segment, at, stop - at);
-                if (rc)
+                lack_bytes -= stop - at;
+                if (rc) {
+                        gr_extent_commit(context, 0, lack_bytes, lack_bytes, rc); /* none of the rest is asked for */
                         return rc;
+                }
                 *ret_bytes += stop - at;
                 at = stop;
         }
+        assert(lack_bytes == 0);
         return 0;
 }
 

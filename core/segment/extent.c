@@ -83,17 +83,14 @@ GR_HOT_CODE bool gr_extents_stay_small(struct gr_device *device, uint64_t more_b
 int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t bytes)
 {
         struct gr_page *extent = gr_page_at(segment, ptr);
-        uint64_t reserved, handle = GR_NO_HANDLE;
+        uint64_t handle = GR_NO_HANDLE;
         int rc;
 
         assert(bytes > 0 && (ptr | bytes) % GR_PAGE_BYTES == 0);
         assert(ptr >= segment->ptr && ptr + bytes <= segment->ptr + segment->bytes);
         assert(!gr_page_is_mapped(extent) && extent->stale == 0);
-        rc = gr_extent_reserve(context, bytes, &reserved);
-        if (rc)
-                return rc;
         rc = context->core->driver->mem_map(context->handle, context->device->ordinal, ptr, bytes, &handle);
-        gr_extent_commit(context, ptr, bytes, reserved, rc);
+        gr_extent_commit(context, ptr, bytes, bytes, rc);
         if (rc)
                 return rc;
         *extent = (struct gr_page){.handle = handle, .pages = (uint32_t)(bytes >> GR_PAGE_SHIFT)};

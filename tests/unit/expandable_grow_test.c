@@ -32,6 +32,50 @@ static void test_reserve_fails(void)
         }
 }
 
+static int beside_rc;
+
+static void reserve_beside(void)
+{
+        uint64_t reserved_bytes;
+
+        sg_before[SG_MEM_MAP] = NULL;
+        beside_rc = gr_budget_reserve(gpu_device(), 2 * MIB, &reserved_bytes);
+        if (!beside_rc)
+                gr_budget_cancel(gpu_device(), reserved_bytes);
+}
+
+/* What a request needs is all reserved before any of it is mapped: another one cannot take a part of it. */
+static void test_reserve_at_once(void)
+{
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&gpu_device()->hard_bytes, 24 * MIB);
+        sg_before[SG_MEM_MAP] = reserve_beside;
+        beside_rc = 0;
+        a = gpu_take(24 * MIB);
+        GR_CHECK(a != 0);
+        GR_CHECK(sg_calls(SG_MEM_MAP) > 1);
+        GR_CHECK_EQ(beside_rc, -EDQUOT);
+        gpu_give(a, 24 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* A large request is mapped in few calls, also the first one of a program. */
+static void test_few_extents(void)
+{
+        uint64_t a;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        a = gpu_take(1024 * MIB);
+        GR_CHECK(a != 0);
+        GR_CHECK_EQ(sg_calls(SG_MEM_MAP), 32);
+        gpu_give(a, 1024 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /*
  * A large request while what is cached waits for a capture: what the driver has for a part of it is mapped in vain
  * once, not again at each rung, and is not given back as if it were cached. Nothing is where a limit says so before.
@@ -211,11 +255,11 @@ static void test_extents_of_captures(bool captured)
         atomic_store(&gpu_device()->total_bytes, 4 * GIB);
         if (captured)
                 captures(true);
-        a = gpu_take(400 * MIB + KIB);
-        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_driver_allocs), captured ? 51 : 67); /* of 8 MiB; or of 6 */
+        a = gpu_take(160 * MIB + KIB);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_driver_allocs), captured ? 21 : 27); /* of 8 MiB; or of 6 */
         if (captured)
                 captures(false);
-        gpu_give(a, 400 * MIB + KIB);
+        gpu_give(a, 160 * MIB + KIB);
         gpu_settle();
         gpu_end();
 }
@@ -422,6 +466,8 @@ int main(void)
 {
         gpu_mapping = true;
         test_reserve_fails();
+        test_reserve_at_once();
+        test_few_extents();
         for (int auto_too = 0; auto_too < 2; auto_too++) {
                 enum gr_pool_kind pool = auto_too ? GR_POOL_AUTO : GR_POOL_SPLIT;
 
