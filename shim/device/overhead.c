@@ -14,9 +14,11 @@
  * beside allocations that go to the driver; lazily loaded code counts from the next measurement on. Otherwise it is
  * measured for reports, and around instantiations of graphs as long as that costs little.
  *
- * What executables take is what the overhead grows by while the driver makes one. Uploads and launches add nothing
- * (docs/measurements.md, graph-executables), and the first launch may load code, which would be counted as theirs. The
- * driver keeps the memory of destroyed executables for the next ones, so a destruction takes nothing off.
+ * What executables take is what the overhead grows by while the driver makes one. Most take nothing, as the driver has
+ * room for many in what it took before; so around each only the card's free memory is looked at, and NVML is
+ * asked now and then (docs/measurements.md, graph-executables). Uploads and launches add nothing, and the first launch may load code,
+ * which would be counted as theirs. The driver keeps the memory of destroyed executables for the next ones, so a
+ * destruction takes nothing off.
  */
 #include "device/overhead.h"
 
@@ -50,12 +52,11 @@ static struct look looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 static struct look executable_looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 static uint64_t last_bytes[GR_DEVICES_MAX] GR_GUARDED_BY(lock); /* overhead as seen by the last of them */
 
-/*
- * Measuring for executables takes a hundredth of the time: after t it waits until 100 t are over. Time in which nothing
- * was measured is saved up, at most SAVED_NS, because programs make their executables one right after the other.
- */
-#define SHARE    100
-#define SAVED_NS UINT64_C(10000000000)
+/* By how much the card's free memory fell while executables were made, since NVML was last asked about them. */
+static _Atomic uint64_t fallen_bytes[GR_DEVICES_MAX];
+
+/* Around instantiations NVML is asked for a hundredth of the time at most: after t not until 100 t are over. */
+#define SHARE 100
 
 static _Atomic uint64_t paid_ns; /* the time until then is spent */
 static _Atomic bool nvml_wanted;
@@ -118,10 +119,38 @@ GR_HELD(lock) static void count(struct gr_device *device, uint64_t bytes)
                 gr_budget_uncharge(device, GR_MEMORY_DRIVER, counted - bytes);
 }
 
+/*
+ * As gr_overhead_look, for executables: what it has grown by since the last measurement is theirs, as far as the card's
+ * free memory fell while they were made. Of two threads that make executables at a time, one may miss what the other's
+ * took.
+ */
+static void look_for_executables(struct gr_device *device)
+{
+        uint64_t begin_ns = gr_driver.now_ns(), bytes, taken, grown;
+        int i = device->ordinal;
+
+        gr_lock_rank_assert_free_from(GR_RANK_CONTEXTS);
+        gr_lock(&lock);
+        taken = atomic_load(&device->executable_bytes);
+        grown = atomic_exchange(&fallen_bytes[i], 0);
+        if (measure(device, &executable_looks[i], &bytes)) {
+                if (taken == GR_UNLIMITED)
+                        taken = 0;
+                taken += gr_min(grown, bytes > last_bytes[i] ? bytes - last_bytes[i] : 0);
+                last_bytes[i] = bytes;
+                atomic_store(&device->executable_bytes, gr_min(taken, bytes));
+        } else if (taken == 0) {
+                atomic_store(&device->executable_bytes, GR_UNLIMITED);
+        }
+        gr_unlock(&lock);
+        atomic_store(&paid_ns, begin_ns + SHARE * (gr_driver.now_ns() - begin_ns));
+}
+
 void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
 {
         struct look *look = &looks[device->ordinal];
         GR_KEEP_ERRNO;
+        bool executables = false;
         uint64_t bytes;
         GR_NO_CANCEL;
 
@@ -142,45 +171,11 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
                                device->ordinal);
                 }
                 look->at_ns = gr_driver.now_ns();
+                executables = atomic_load(&fallen_bytes[device->ordinal]) > 0;
         }
         gr_unlock(&lock);
-}
-
-void gr_overhead_init(void)
-{
-        atomic_store(&paid_ns, gr_driver.now_ns());
-}
-
-/*
- * As gr_overhead_look, for executables; made: what it has grown by since the last measurement is theirs. False: not
- * known. Of two threads that make executables at a time, one may miss what the other's took.
- */
-static bool look_for_executables(struct gr_device *device, bool made)
-{
-        uint64_t begin_ns, bytes, taken;
-        int i = device->ordinal;
-        GR_KEEP_ERRNO;
-        bool known;
-        GR_NO_CANCEL;
-
-        gr_lock_rank_assert_free_from(GR_RANK_CONTEXTS);
-        begin_ns = gr_driver.now_ns();
-        gr_lock(&lock);
-        taken = atomic_load(&device->executable_bytes);
-        known = measure(device, &executable_looks[i], &bytes);
-        if (known) {
-                if (taken == GR_UNLIMITED)
-                        taken = 0;
-                if (made && bytes > last_bytes[i])
-                        taken += bytes - last_bytes[i];
-                last_bytes[i] = bytes;
-                atomic_store(&device->executable_bytes, taken < bytes ? taken : bytes);
-        } else if (taken == 0) {
-                atomic_store(&device->executable_bytes, GR_UNLIMITED);
-        }
-        gr_unlock(&lock);
-        atomic_fetch_add(&paid_ns, SHARE * (gr_driver.now_ns() - begin_ns));
-        return known;
+        if (executables)
+                look_for_executables(device);
 }
 
 static void find_nvml(void *arg)
@@ -189,25 +184,30 @@ static void find_nvml(void *arg)
         gr_nvml_find();
 }
 
-bool gr_overhead_before(struct gr_device *device)
+uint64_t gr_overhead_before(struct gr_context *context)
 {
-        uint64_t now = gr_driver.now_ns(), paid = atomic_load(&paid_ns);
+        struct gr_device *device = context->device;
+        uint64_t free_bytes, total_bytes;
 
         if (!gr_nvml_is_sought()) { /* its loading may wait for a thread that waits for this one */
                 if (!atomic_exchange(&nvml_wanted, true))
                         atomic_store(&nvml_wanted, gr_worker_call(find_nvml, NULL));
-                return false;
+                return 0;
         }
-        if (paid > now)
-                return false;
-        if (now - paid > SAVED_NS)
-                atomic_store(&paid_ns, now - SAVED_NS);
-        return look_for_executables(device, false);
+        if (gr_driver.now_ns() >= atomic_load(&paid_ns))
+                look_for_executables(device);
+        if (atomic_load(&device->executable_bytes) == GR_UNLIMITED ||
+            gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) != 0)
+                return 0;
+        return free_bytes;
 }
 
-void gr_overhead_made(struct gr_device *device)
+void gr_overhead_made(struct gr_context *context, uint64_t before_bytes)
 {
-        look_for_executables(device, true);
+        uint64_t free_bytes, total_bytes;
+
+        if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0 && free_bytes < before_bytes)
+                atomic_fetch_add(&fallen_bytes[context->device->ordinal], before_bytes - free_bytes);
 }
 
 void gr_overhead_context_ended(struct gr_device *device)

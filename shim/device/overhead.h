@@ -21,16 +21,13 @@ static inline bool gr_overhead_counted(void)
  */
 void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns);
 
-/* The time from here on pays for what follows. Called once, before all others. */
-void gr_overhead_init(void);
-
 /*
  * Called before and after the driver makes a graph executable: what driver overhead has grown by in between is added to
- * device->executable_bytes. False: it is not known, or measuring would cost too much now, and made is not to be called.
- * For callers as of gr_overhead_look. Keep errno.
+ * device->executable_bytes, some time later, at the latest when the overhead is measured. before returns the card's free
+ * memory, which made takes, or 0: it is not known, and made is not to be called. For callers as of gr_overhead_look.
  */
-bool gr_overhead_before(struct gr_device *device);
-void gr_overhead_made(struct gr_device *device);
+uint64_t gr_overhead_before(struct gr_context *context);
+void gr_overhead_made(struct gr_context *context, uint64_t before_bytes);
 
 /* A context has ended on device, and with it what the driver took for its executables. */
 void gr_overhead_context_ended(struct gr_device *device);

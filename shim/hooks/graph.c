@@ -516,27 +516,28 @@ static int attempt_instantiation(void *arg)
         return gr_errno_of(of->result);
 }
 
-/* Before an instantiation: the device on which what the driver takes for it is measured. NULL: it is not. */
-static struct gr_device *measured(void)
-{
-        GR_KEEP_ERRNO;
-        GR_NO_CANCEL;
-        struct gr_context *context = gr_shim_ready() ? gr_context_current() : NULL;
-
-        return context && gr_overhead_before(context->device) ? context->device : NULL;
-}
-
 static CUresult instantiate(struct instantiation *of)
 {
-        struct gr_device *device;
+        struct gr_context *context = NULL;
+        uint64_t before_bytes = 0;
 
         if (!of->first && !of->with_flags && !of->with_params)
                 return CUDA_ERROR_NOT_FOUND;
-        device = measured();
+        if (gr_shim_ready()) {
+                GR_KEEP_ERRNO;
+                GR_NO_CANCEL;
+
+                context = gr_context_current();
+                before_bytes = context ? gr_overhead_before(context) : 0;
+        }
         if (attempt_instantiation(of) == -ENOMEM)
                 climb(attempt_instantiation, of);
-        if (device)
-                gr_overhead_made(device);
+        if (before_bytes) {
+                GR_KEEP_ERRNO;
+                GR_NO_CANCEL;
+
+                gr_overhead_made(context, before_bytes);
+        }
         return instantiated(of->result, of->exec, of->graph);
 }
 

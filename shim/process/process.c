@@ -331,7 +331,6 @@ static void set_up(void)
         if (gr_options.pool == GR_POOL_NONE)
                 host_bytes = 0;
         atomic_store(&gr_core.host->threshold_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
-        gr_overhead_init();
         gr_api_init();
         if (gr_options.neighbour) {
                 gr_core.ask_neighbours = gr_neighbour_ask;
