@@ -347,9 +347,9 @@ static uint64_t cache_allowed(struct gr_device *device)
         uint64_t soft = atomic_load_explicit(&device->soft_bytes, memory_order_relaxed);
 
         if (soft != GR_UNLIMITED) {
-                uint64_t held = gr_budget_held(device);
+                uint64_t not_cached = gr_budget_not_cached(device);
 
-                allowed = gr_min(allowed, soft > held ? soft - held : 0);
+                allowed = gr_min(allowed, soft > not_cached ? soft - not_cached : 0);
         }
         return allowed;
 }
@@ -475,9 +475,9 @@ void gr_budget_share(struct gr_device *device, uint64_t slab_bytes, uint64_t car
                      uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
 {
         uint64_t hard = atomic_load(&device->hard_bytes);
-        uint64_t held = gr_budget_held(device);
-        uint64_t idle = gr_min(atomic_load(&device->idle_bytes) + slab_bytes, held);
-        uint64_t kept = held - idle + atomic_load(&device->stranded_bytes); /* cannot be given back */
+        uint64_t not_cached = gr_budget_not_cached(device);
+        uint64_t idle = gr_min(atomic_load(&device->idle_bytes) + slab_bytes, not_cached);
+        uint64_t kept = not_cached - idle + atomic_load(&device->stranded_bytes); /* cannot be given back */
         uint64_t total = gr_budget_total(device, card_total_bytes);
         uint64_t free_bytes = card_free_bytes + gr_budget_returnable(device) + idle;
         const struct gr_group *group = atomic_load(&device->group);

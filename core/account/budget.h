@@ -268,7 +268,7 @@ static inline uint64_t gr_budget_returnable(struct gr_device *device)
 }
 
 /* What is charged and not cached. Never negative, even while other threads move blocks. */
-static inline uint64_t gr_budget_held(struct gr_device *device)
+static inline uint64_t gr_budget_not_cached(struct gr_device *device)
 {
         uint64_t charged = atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed);
         uint64_t cached = gr_budget_cached(device);
@@ -284,12 +284,12 @@ static inline uint64_t gr_budget_slab_rest(struct gr_device *device)
         return rest <= INT64_MAX ? rest : 0;
 }
 
-/* gr_budget_held less the unused rest of slabs: what the program has, and its graphs. Never negative either. */
+/* The live memory: gr_budget_not_cached less the unused rest of slabs. Never negative either. */
 static inline uint64_t gr_budget_live(struct gr_device *device)
 {
-        uint64_t rest = gr_budget_slab_rest(device), held = gr_budget_held(device);
+        uint64_t rest = gr_budget_slab_rest(device), not_cached = gr_budget_not_cached(device);
 
-        return held > rest ? held - rest : 0;
+        return not_cached > rest ? not_cached - rest : 0;
 }
 
 /* The part of it that the program has not freed: the rest is parked for graphs. */

@@ -3,21 +3,21 @@
 #include "account/budget.h"
 #include "context/context.h"
 
-double gr_pressure_of(struct gr_hold hold, uint64_t less_bytes)
+double gr_pressure_of(struct gr_pressure pressure, uint64_t less_bytes)
 {
-        uint64_t bytes = hold.reserved_bytes > less_bytes ? hold.reserved_bytes - less_bytes : 0;
+        uint64_t bytes = pressure.reserved_bytes > less_bytes ? pressure.reserved_bytes - less_bytes : 0;
 
-        return hold.limit_bytes ? (double)bytes / (double)hold.limit_bytes : 0;
+        return pressure.limit_bytes ? (double)bytes / (double)pressure.limit_bytes : 0;
 }
 
-struct gr_hold gr_pressure_nearest(struct gr_device *device)
+struct gr_pressure gr_pressure_nearest(struct gr_device *device)
 {
         const struct gr_group *group = atomic_load_explicit(&device->group, memory_order_acquire);
         uint64_t soft = atomic_load_explicit(&device->soft_bytes, memory_order_relaxed);
         uint64_t total = atomic_load_explicit(&device->total_bytes, memory_order_relaxed);
-        struct gr_hold own = {atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed),
-                              atomic_load_explicit(&device->hard_bytes, memory_order_relaxed)};
-        struct gr_hold all = {0};
+        struct gr_pressure own = {atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed),
+                                  atomic_load_explicit(&device->hard_bytes, memory_order_relaxed)};
+        struct gr_pressure all = {0};
 
         if (soft && soft < own.limit_bytes)
                 own.limit_bytes = soft;

@@ -109,7 +109,7 @@ static struct gr_block *take_fenced(const struct request *request)
                 return NULL;
         }
         if (!barrier) {
-                uint64_t bound = gr_max(gr_budget_held(context->device) / 4, QUARANTINE_BYTES);
+                uint64_t bound = gr_max(gr_budget_not_cached(context->device) / 4, QUARANTINE_BYTES);
 
                 gr_fence_look_for(context->fence, epoch > 0 ? epoch : UINT64_MAX);
                 if (request->by_split && epoch > 0)
@@ -499,8 +499,8 @@ static struct gr_block *take_for_graph(struct gr_context *context, size_t bytes)
         return rc ? NULL : block;
 }
 
-bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, bool single_stream, size_t bytes,
-                        uint64_t *ret_ptr)
+bool gr_pool_alloc_in_hold(struct gr_graph_hold *hold, struct gr_context *context, bool single_stream, size_t bytes,
+                           uint64_t *ret_ptr)
 {
         struct gr_block *block = NULL;
 

@@ -101,8 +101,8 @@ void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr);
  * segments, else one that is parked there (gr_graph_hold_take). False: there is none. single_stream: the capture has
  * only one stream, so that it may get what it has freed itself. The caller is a user of hold. No lock of core/ is held.
  */
-bool gr_pool_alloc_held(struct gr_graph_hold *hold, struct gr_context *context, bool single_stream, size_t bytes,
-                        uint64_t *ret_ptr);
+bool gr_pool_alloc_in_hold(struct gr_graph_hold *hold, struct gr_context *context, bool single_stream, size_t bytes,
+                           uint64_t *ret_ptr);
 
 /*
  * The capture of hold has ended, and the caller is still a user: with a shared hold what it had of the graph segments

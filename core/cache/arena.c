@@ -697,12 +697,12 @@ bool gr_arenas_class_empty(struct gr_context *context, unsigned class)
 
 void gr_arenas_returned(struct gr_context *context, uint64_t bytes)
 {
-        uint64_t held = atomic_load(&context->preallocated_bytes);
+        uint64_t counted = atomic_load(&context->preallocated_bytes);
 
-        while (held > 0 &&
-               !atomic_compare_exchange_weak(&context->preallocated_bytes, &held, held - gr_min(held, bytes)))
+        while (counted > 0 &&
+               !atomic_compare_exchange_weak(&context->preallocated_bytes, &counted, counted - gr_min(counted, bytes)))
                 ;
-        gr_budget_add(&context->device->preallocated_bytes, -gr_min(held, bytes));
+        gr_budget_add(&context->device->preallocated_bytes, -gr_min(counted, bytes));
 }
 
 void gr_arenas_drop(struct gr_context *context)

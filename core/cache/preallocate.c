@@ -67,7 +67,7 @@ static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64
         struct gr_device *device = context->device;
         uint64_t card = gr_min(atomic_load(&device->hard_bytes), atomic_load(&device->total_bytes));
         uint64_t threads = threads_of(context);
-        uint64_t total = gr_max(gr_budget_held(device) / LIVE_PART, card / CARD_PART);
+        uint64_t total = gr_max(gr_budget_not_cached(device) / LIVE_PART, card / CARD_PART);
 
         assert(threads > 0 && threads <= GR_SHARDS); /* the arenas: the first is always there */
 

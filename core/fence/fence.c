@@ -272,7 +272,7 @@ uint64_t gr_fence_close_bytes(struct gr_fence *fence)
         if (gr_fence_barrier_is_cheap(fence))
                 return gr_max(atomic_load_explicit(&fence->device->total_bytes, memory_order_relaxed) / CLOSE_CARD_PART,
                               GR_FENCE_CLOSE_BYTES);
-        bytes = gr_budget_held(fence->device) / CLOSE_LIVE_PART;
+        bytes = gr_budget_not_cached(fence->device) / CLOSE_LIVE_PART;
         return gr_min(gr_max(bytes, GR_FENCE_CLOSE_BYTES), CLOSE_MOST_BYTES);
 }
 

@@ -49,21 +49,21 @@ static bool worth_it(struct gr_proactive *proactive, double pressure, uint64_t n
         return proactive->cost_ns <= share * (double)(now_ns - proactive->ended_ns);
 }
 
-static uint64_t run(struct gr_context *context, struct gr_hold hold, uint64_t live)
+static uint64_t run(struct gr_context *context, struct gr_pressure pressure, uint64_t live)
 {
         struct gr_device *device = context->device;
         struct idle idle = {.now_ns = context->core->driver->now_ns()};
-        uint64_t most = (uint64_t)((double)hold.limit_bytes * PRESSURE_HIGH), freed = 0, after;
+        uint64_t most = (uint64_t)((double)pressure.limit_bytes * PRESSURE_HIGH), freed = 0, after;
 
-        assert(hold.limit_bytes > 0 && most <= hold.limit_bytes); /* without a limit there is no pressure */
-        gr_reclaimables_run(context->core, false, device->ordinal, hold.limit_bytes - most, HOOK_PATIENCE_NS);
+        assert(pressure.limit_bytes > 0 && most <= pressure.limit_bytes); /* without a limit there is no pressure */
+        gr_reclaimables_run(context->core, false, device->ordinal, pressure.limit_bytes - most, HOOK_PATIENCE_NS);
         after = gr_budget_live(device);
         if (after < live)
                 freed = live - after;
-        hold = gr_pressure_nearest(device);
-        most = (uint64_t)((double)hold.limit_bytes * PRESSURE_HIGH);
-        if (hold.reserved_bytes > most) {
-                uint64_t over = hold.reserved_bytes - most;
+        pressure = gr_pressure_nearest(device);
+        most = (uint64_t)((double)pressure.limit_bytes * PRESSURE_HIGH);
+        if (pressure.reserved_bytes > most) {
+                uint64_t over = pressure.reserved_bytes - most;
 
                 gr_context_each(context->core, device->ordinal, add_idle, &idle);
                 if (idle.bytes > 0)
@@ -76,17 +76,17 @@ void gr_proactive_run(struct gr_context *context)
 {
         struct gr_core *core = context->core;
         struct gr_proactive *proactive = core->proactive;
-        struct gr_hold hold = gr_pressure_nearest(context->device);
+        struct gr_pressure pressure = gr_pressure_nearest(context->device);
         uint64_t live = gr_budget_live(context->device), now_ns, freed, end_ns;
 
         if (atomic_load(&core->gate.captures) > 0 || gr_reclaimable_inside() || atomic_exchange(&proactive->busy, true))
                 return;
         now_ns = core->driver->now_ns();
-        if (gr_pressure_of(hold, 0) < GR_PRESSURE_BEGIN) {
+        if (gr_pressure_of(pressure, 0) < GR_PRESSURE_BEGIN) {
                 atomic_store(&core->memory_is_short, false);
                 gr_pressure_note(context); /* another thread may have taken more meanwhile */
-        } else if (worth_it(proactive, gr_pressure_of(hold, gr_budget_cached(context->device)), now_ns)) {
-                freed = run(context, hold, live);
+        } else if (worth_it(proactive, gr_pressure_of(pressure, gr_budget_cached(context->device)), now_ns)) {
+                freed = run(context, pressure, live);
                 end_ns = core->driver->now_ns();
                 proactive->cost_ns = COST_KEPT * proactive->cost_ns + (1 - COST_KEPT) * (double)(end_ns - now_ns);
                 proactive->ended_ns = end_ns;

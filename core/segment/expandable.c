@@ -77,7 +77,7 @@ int gr_expandable_open(struct gr_context *context, enum gr_expandable_kind kind)
         segment->ptr = ptr;
         segment->bytes = bytes;
         segment->small = small;
-        segment->graph = segment->held = graph;
+        segment->graph = segment->in_graphs = graph;
         segment->first = range;
         segment->begins[0] = range;
         range->segment = segment;
@@ -175,7 +175,7 @@ static struct gr_range *idle_range(struct gr_context *context, uint64_t want_byt
                 const struct gr_free_lists *lists = &context->split->free[kind];
                 struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
 
-                for (; range && !range->segment->held; range = gr_range_next(lists, range)) {
+                for (; range && !range->segment->in_graphs; range = gr_range_next(lists, range)) {
                         *ret_bytes =
                                 range->segment->pages ? idle_run(context, range, want_bytes, most_bytes, ret_at) : 0;
                         if (*ret_bytes > 0)
@@ -199,7 +199,7 @@ uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range,
                 if (gr_page_is_mapped(extent) && begin >= at && begin + size <= end && /* else others use it, too */
                     !(fresh && extent->freed_epoch)) {
                         uint64_t cached = size - extent->used_bytes, pinned = gr_extent_stranded(extent);
-                        uint64_t parked = segment->held ? size : 0;
+                        uint64_t parked = segment->in_graphs ? size : 0;
 
                         if (gr_extent_unmap(context->core, context->handle, segment, extent)) {
                                 gr_budget_add(&context->device->stranded_bytes, -pinned);
@@ -308,7 +308,7 @@ static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *s
  */
 static bool is_stuck(const struct gr_segment *segment, const struct gr_page *extent, bool later)
 {
-        return extent->stuck && !segment->held && is_left(segment, extent, later);
+        return extent->stuck && !segment->in_graphs && is_left(segment, extent, later);
 }
 
 bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last)

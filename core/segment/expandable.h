@@ -10,18 +10,18 @@
  * has passed. Mapping one costs as much as an allocation of the driver, whatever its size (docs/measurements.md,
  * mapping-cost), and neither waits for running kernels nor delays launches. So an extent is as large as
  *
- *   min(max(held / 96, request / 8), max(held / 256, 6 MiB))
+ *   min(max(reserved / 96, request / 8), max(reserved / 256, 6 MiB))
  *
  * in whole pages: at least one, and no more than the hole or 256 MiB.
  *
  * A little that is used in each of many large extents keeps all their memory from a large request. So once an eighth of
- * the card or the limit is held, an extent is an eighth of its request, but no more than a 512th of the card or limit,
- * at least a page, and a request opens no extent that is more than half as large as itself: such extents go back
+ * the card or the limit is reserved, an extent is an eighth of its request, but no more than a 512th of the card or
+ * limit, at least a page, and a request opens no extent that is more than half as large as itself: such extents go back
  * instead, and smaller ones are mapped.
  *
- * Where a large request lacks less than a 16th of what is held, up to 32 MiB, so much is mapped at once, an extent for
- * each hole, unless an eighth is held or the footprint would pass its bound (slack.h). What is not needed yet is free
- * for the requests to come, but an extent still goes back, or moves, only as a whole.
+ * Where a large request lacks less than a 16th of what is reserved, up to 32 MiB, so much is mapped at once, an extent
+ * for each hole, unless an eighth of the card is reserved or the footprint would pass its bound (slack.h). What is not
+ * needed yet is free for the requests to come, but an extent still goes back, or moves, only as a whole.
  *
  * The memory belongs to the process, not to the context: when the context ends, gr_expandable_close returns it.
  */

@@ -421,7 +421,7 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
                         gr_slack_make_room(context, bytes, lack_bytes);
         }
         rc = wider ? map_holes(context, range, ahead_bytes, &come) : map_all_holes(context, range, lack_bytes, &come);
-        while (graph && (rc == -ENOMEM || rc == -EDQUOT)) { /* what graphs hold can only move, some of it at a time */
+        while (graph && (rc == -ENOMEM || rc == -EDQUOT)) { /* memory in graphs can only move, some of it at a time */
                 uint64_t left_bytes;
 
                 lack_bytes -= come; /* what had moved here may have gone back, too */
@@ -435,7 +435,7 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
         gr_lock(&split->lock);
         assert(split->busy > 0 && range->state == GR_RANGE_BUSY);
         split->busy--;
-        if (!range->segment->held)
+        if (!range->segment->in_graphs)
                 gr_split_surplus(split, (int64_t)come);
         if (rc == 0) {
                 *ret_block = gr_segments_carve(context, range, bytes);

@@ -14,7 +14,7 @@
 #include "segment/range.h"
 #include "segment/split_state.h"
 
-#define SMALL_BEYOND_SHARE 8 /* extents stay small once this share of the card or the limit is held */
+#define SMALL_BEYOND_SHARE 8 /* extents stay small once this share of the card or the limit is reserved */
 
 GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign)
 {
@@ -96,7 +96,7 @@ int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64
         *extent = (struct gr_page){.handle = handle, .pages = (uint32_t)(bytes >> GR_PAGE_SHIFT)};
         for (uint32_t i = 1; i < extent->pages; i++)
                 extent[i].back = i;
-        if (segment->held) {
+        if (segment->in_graphs) {
                 extent->used_bytes = bytes;
                 gr_budget_add(&context->device->graph_bytes, bytes);
                 gr_budget_uncache(context->device, bytes);

@@ -15,7 +15,7 @@
 #include "segment/split_state.h"
 
 #define BUSY_PAUSE_NS UINT64_C(20000)
-#define SLACK_SHARE   6                    /* what they hold above the most that was used: this share of it, */
+#define SLACK_SHARE   6                    /* how much may be mapped above the most that was used: this share of it, */
 #define SLACK_BYTES   (UINT64_C(16) << 20) /* and at least so much, until memory moves */
 
 static bool is_busy(const struct gr_segment *segment)
@@ -36,20 +36,20 @@ static bool are_busy(const struct gr_split *split)
         return false;
 }
 
-static bool differs(const struct gr_split *split, bool held)
+static bool differs(const struct gr_split *split, bool in_graphs)
 {
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
-                if (split->expandable[kind] && split->expandable[kind]->held != held)
+                if (split->expandable[kind] && split->expandable[kind]->in_graphs != in_graphs)
                         return true;
         return false;
 }
 
 /* Waits until no thread does. Their calls of the driver do not wait for the GPU. */
-GR_NOT_CHECKED static void wait_for_busy(struct gr_context *context, bool held)
+GR_NOT_CHECKED static void wait_for_busy(struct gr_context *context, bool in_graphs)
 {
         struct gr_split *split = context->split;
 
-        while (differs(split, held) && are_busy(split)) {
+        while (differs(split, in_graphs) && are_busy(split)) {
                 gr_unlock(&split->lock);
                 context->core->driver->sleep_ns(BUSY_PAUSE_NS);
                 gr_lock(&split->lock);
@@ -57,19 +57,19 @@ GR_NOT_CHECKED static void wait_for_busy(struct gr_context *context, bool held)
 }
 
 /*
- * Makes the segment held, or not. fenced: what is free belongs to the open epoch from now on. Work that was submitted
+ * Sets in_graphs of the segment. fenced: what is free belongs to the open epoch from now on. Work that was submitted
  * behind the graphs may still read what they have left there, and what a capture frees is not behind a fence.
  */
-static void recount(struct gr_context *context, struct gr_segment *segment, bool held, bool fenced)
+static void recount(struct gr_context *context, struct gr_segment *segment, bool in_graphs, bool fenced)
 {
         uint64_t free_bytes = 0, epoch = 0;
         struct gr_range *range;
 
-        segment->held = false;
+        segment->in_graphs = false;
         for (range = segment->first; range; range = range->after)
                 if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING)
                         free_bytes += range->block.capacity_bytes;
-        if (held)
+        if (in_graphs)
                 gr_budget_add(&context->device->graph_bytes, free_bytes);
         else if (fenced)
                 epoch = gr_fence_freed(context->fence, free_bytes);
@@ -83,30 +83,30 @@ static void recount(struct gr_context *context, struct gr_segment *segment, bool
                 if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING || range->state == GR_RANGE_STALE)
                         range->block.freed_epoch = gr_max(range->block.freed_epoch, epoch);
                 if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING)
-                        gr_segments_use(context, range, held ? 1 : -1);
-                else if (range->state == GR_RANGE_STUCK && !held)
+                        gr_segments_use(context, range, in_graphs ? 1 : -1);
+                else if (range->state == GR_RANGE_STUCK && !in_graphs)
                         context->split->stuck_epoch = gr_max(context->split->stuck_epoch, range->block.freed_epoch);
         }
-        if (!held)
+        if (!in_graphs)
                 gr_budget_add(&context->device->graph_bytes, -free_bytes);
-        segment->held = held;
+        segment->in_graphs = in_graphs;
 }
 
-static void recount_all(struct gr_context *context, bool held, bool fenced)
+static void recount_all(struct gr_context *context, bool in_graphs, bool fenced)
 {
         struct gr_split *split = context->split;
 
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
-                if (split->expandable[kind] && split->expandable[kind]->held != held)
-                        recount(context, split->expandable[kind], held, fenced);
-        if (!held) {
+                if (split->expandable[kind] && split->expandable[kind]->in_graphs != in_graphs)
+                        recount(context, split->expandable[kind], in_graphs, fenced);
+        if (!in_graphs) {
                 split->graph_peak_bytes = split->graph_used_bytes;
-                DL_CONCAT(split->stale_pages, split->held_pages);
-                split->held_pages = NULL;
+                DL_CONCAT(split->stale_pages, split->stale_graph_pages);
+                split->stale_graph_pages = NULL;
         }
 }
 
-void gr_graph_segments_hold(struct gr_context *context)
+void gr_graph_segments_begin_use(struct gr_context *context)
 {
         gr_assert_locked(&context->split->lock);
         wait_for_busy(context, true);
@@ -118,7 +118,7 @@ static bool has_users(struct gr_context *context)
         return atomic_load(&context->graph_users) > 0;
 }
 
-void gr_graph_segments_release(struct gr_context *context)
+void gr_graph_segments_end_use(struct gr_context *context)
 {
         gr_assert_locked(&context->split->lock);
         if (!has_users(context))

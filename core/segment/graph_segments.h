@@ -4,13 +4,13 @@
  * largest.
  *
  * They are expandable segments of the context (expandable.h) whose free ranges serve captures only. While graphs use
- * them they are held: launches use their memory whether it is free or not. So nothing of them goes back, and their free
+ * them (in_graphs), launches use their memory whether it is free or not. So nothing of them goes back, and their free
  * part is in graph_bytes, neither live nor cached. When the last graph has gone, free memory is cached as any other,
  * behind a fence.
  *
  * Where a request fits no free range, the segment grows. What a capture frees becomes whole again at its end, so later
  * captures fit in, whatever the order of their sizes. Memory that lives on between captures can prevent that. Where the
- * segments would grow to a sixth (at least 16 MiB) more than was used at a time since graphs first held them, or memory
+ * segments would grow to a sixth (at least 16 MiB) more than was used at a time since graphs first used them, or memory
  * is short, the memory of free pages gets a second address instead (remap.h), and keeps the old one, which graphs have
  * recorded, until the last graph has gone. Old addresses are in the way of large requests, so that is not done earlier
  * (docs/measurements.md, graph-moves).
@@ -25,15 +25,15 @@
 struct gr_context;
 
 /*
- * Makes the context's graph segments held. The caller's graph is one of its graph_users. The split's lock is held, but
- * may be released meanwhile.
+ * Graphs use the context's graph segments from now on: they are in_graphs. The caller's graph is one of the context's
+ * graph_users. The split's lock is held, but may be released meanwhile.
  */
-void gr_graph_segments_hold(struct gr_context *context);
+void gr_graph_segments_begin_use(struct gr_context *context);
 
-/* Ends the hold where no graph is left. The split's lock is held, but may be released meanwhile. */
-void gr_graph_segments_release(struct gr_context *context);
+/* Where no graph is left: they are no longer in_graphs. The split's lock is held, but may be released meanwhile. */
+void gr_graph_segments_end_use(struct gr_context *context);
 
-/* As release, where the context has gone, and its graphs with it. The split's lock is held; no range is busy. */
+/* As end_use, where the context has gone, and its graphs with it. The split's lock is held; no range is busy. */
 void gr_graph_segments_end(struct gr_context *context);
 
 /*

@@ -52,7 +52,7 @@ struct gr_segment {
         struct gr_range *end; /* the hole at its end, or NULL */
         bool small;           /* for requests up to 1 MiB */
         bool graph;           /* for graphs; constant (graph_segments.h) */
-        bool held;            /* graphs use it: all of it counts as used, and nothing goes back or is unmapped */
+        bool in_graphs;       /* graphs use it now: all of it counts as used, and nothing goes back or is unmapped */
         bool stuck;           /* it has stuck ranges: goes back as a whole when its last used range is freed */
 };
 

@@ -20,16 +20,16 @@
 #define MOVE_BATCH   64
 #define EXTENTS_LOOK 512 /* extents looked at before one is chosen: some microseconds; a move takes 37 and more */
 
-/* held: graphs have recorded the address. */
-static void stale_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch, bool held)
+/* in_graphs: graphs have recorded the address. */
+static void stale_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch, bool in_graphs)
 {
         struct gr_block *block = &range->block;
 
         gr_range_become(range, GR_RANGE_STALE);
         assert(!gr_page_is_mapped(gr_page_at(range->segment, block->ptr))); /* the memory is its new place's */
         block->freed_epoch = epoch;
-        if (held)
-                DL_APPEND(split->held_pages, block);
+        if (in_graphs)
+                DL_APPEND(split->stale_graph_pages, block);
         else
                 DL_APPEND(split->stale_pages, block);
 }
@@ -40,8 +40,8 @@ struct found {
         uint64_t at, bytes;
 };
 
-/* Finds a larger extent than *found, of at most most_bytes, in the segments that graphs hold, or in the others. */
-static void look_for_movable(const struct gr_split *split, bool held, uint64_t most_bytes, struct found *found)
+/* Finds a larger extent than *found, of at most most_bytes, in the segments that graphs use, or in the others. */
+static void look_for_movable(const struct gr_split *split, bool in_graphs, uint64_t most_bytes, struct found *found)
 {
         unsigned looked_at = 0;
 
@@ -49,7 +49,7 @@ static void look_for_movable(const struct gr_split *split, bool held, uint64_t m
                 const struct gr_free_lists *lists = &split->free[kind];
                 struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
 
-                for (; range && range->segment->held == held; range = gr_range_next(lists, range)) {
+                for (; range && range->segment->in_graphs == in_graphs; range = gr_range_next(lists, range)) {
                         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range);
 
                         if (!gr_fence_usable(range->block.context->fence, range->block.freed_epoch))
@@ -70,13 +70,13 @@ static void look_for_movable(const struct gr_split *split, bool held, uint64_t m
 
 /*
  * The largest extent of at most most_bytes, as every move costs the same; of equals the one in the smallest free range.
- * Looks at EXTENTS_LOOK of them at most. What graphs hold comes before other memory, which they then hold as well.
+ * Looks at EXTENTS_LOOK of them at most. from_graphs: memory of the segments that graphs use comes first.
  */
-static struct found find_movable(const struct gr_split *split, bool held, uint64_t most_bytes)
+static struct found find_movable(const struct gr_split *split, bool from_graphs, uint64_t most_bytes)
 {
         struct found found = {0};
 
-        if (held)
+        if (from_graphs)
                 look_for_movable(split, true, most_bytes, &found);
         if (!found.range)
                 look_for_movable(split, false, most_bytes, &found);
@@ -92,7 +92,7 @@ struct move {
  * Chooses extents to move into the holes of a busy range. Their memory is usable, so work that is submitted later runs
  * after the work that may still use it, whatever address it uses.
  */
-static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, bool held, struct move *moves)
+static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, bool from_graphs, struct move *moves)
 {
         const struct gr_segment *segment = range->segment;
         uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range), stop = at;
@@ -104,7 +104,7 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
 
                 while (stop < end && !gr_page_is_mapped(gr_page_at(segment, stop)))
                         stop += GR_PAGE_BYTES;
-                found = find_movable(split, held, stop - at);
+                found = find_movable(split, from_graphs, stop - at);
                 from = found.range ? gr_range_isolate(split, found.range, found.at, found.bytes) : NULL;
                 if (from) {
                         moves[count++] = (struct move){.from = from, .to = at};
@@ -129,7 +129,7 @@ static bool move_one(struct gr_context *context, struct gr_segment *segment, con
         uint64_t handle = old->handle;
         uint32_t pages = old->pages;
 
-        assert(old->used_bytes == (move->from->segment->held ? gr_extent_bytes(old) : 0));
+        assert(old->used_bytes == (move->from->segment->in_graphs ? gr_extent_bytes(old) : 0));
         assert(!gr_page_is_mapped(extent) && extent->stale == 0);
         if (context->core->driver->mem_map(context->handle, context->device->ordinal, move->to, gr_extent_bytes(old),
                                            &handle))
@@ -137,7 +137,7 @@ static bool move_one(struct gr_context *context, struct gr_segment *segment, con
         *extent = (struct gr_page){
                 .handle = handle,
                 .freed_epoch = old->freed_epoch,
-                .used_bytes = segment->held ? gr_extent_bytes(old) : 0,
+                .used_bytes = segment->in_graphs ? gr_extent_bytes(old) : 0,
                 .pages = pages,
         };
         for (uint32_t i = 1; i < pages; i++)
@@ -148,7 +148,7 @@ static bool move_one(struct gr_context *context, struct gr_segment *segment, con
         return true;
 }
 
-uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes, bool held)
+uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes, bool from_graphs)
 {
         struct gr_split *split = context->split;
         struct move moves[MOVE_BATCH];
@@ -158,7 +158,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
                 return hole_bytes;
         gr_lock(&split->lock);
         gr_segments_free_usable(context);
-        count = moves_choose(split, range, held && range->segment->held, moves);
+        count = moves_choose(split, range, from_graphs && range->segment->in_graphs, moves);
         gr_unlock(&split->lock);
         while (done < count && move_one(context, range->segment, &moves[done]))
                 done++;
@@ -171,14 +171,14 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
                 if (i < done) {
                         assert(hole_bytes >= from->block.capacity_bytes);
                         hole_bytes -= from->block.capacity_bytes;
-                        if (range->segment->held && !from->segment->held) {
+                        if (range->segment->in_graphs && !from->segment->in_graphs) {
                                 gr_split_surplus(split, -(int64_t)from->block.capacity_bytes);
                                 gr_budget_add(&context->device->graph_bytes, from->block.capacity_bytes);
                                 gr_budget_uncache(context->device, from->block.capacity_bytes);
                         }
                         gr_count(context->core, GR_COUNTER_moved_bytes, from->block.capacity_bytes);
                         stale_enter(split, from, gr_page_at(range->segment, moves[i].to)->freed_epoch,
-                                    from->segment->held);
+                                    from->segment->in_graphs);
                 } else {
                         gr_extent_settle(split, from, GR_RANGE_FREE);
                 }

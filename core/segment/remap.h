@@ -15,11 +15,11 @@
 struct gr_context;
 
 /*
- * Fills holes of a busy range, hole_bytes in all, with free memory from elsewhere. held: what graphs hold may move, too,
- * and moves first, if the range is theirs; else it does not move. Returns how many of these bytes are still to be
- * mapped. Calls the driver; no lock held.
+ * Fills holes of a busy range, hole_bytes in all, with free memory from elsewhere. from_graphs: if graphs use the
+ * range's segment, free memory of such segments may move, too, and moves first; else it stays where it is. Returns how
+ * many of these bytes are still to be mapped. Calls the driver; no lock held.
  */
-uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes, bool held);
+uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes, bool from_graphs);
 
 /*
  * Makes stale addresses holes when no work can use them any more. The split's lock is held, but released while the

@@ -58,7 +58,7 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
 GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign)
 {
         gr_assert_locked(&context->split->lock);
-        if (range->segment->held) {
+        if (range->segment->in_graphs) {
                 gr_budget_add(&context->device->graph_bytes, -(uint64_t)(sign * (int64_t)range->block.capacity_bytes));
                 gr_extent_note(range, sign > 0 ? FIRST_EPOCH : range->block.freed_epoch);
                 return;

@@ -127,7 +127,7 @@ void gr_split_drop(struct gr_context *context)
         }
         memcpy(expandable, split->expandable, sizeof(expandable));
         memset(split->expandable, 0, sizeof(split->expandable));
-        split->stale_pages = split->held_pages = NULL;
+        split->stale_pages = split->stale_graph_pages = NULL;
         split->segment_count = 0;
         memset(split->free, 0, sizeof(split->free));
         split->changes++; /* for a thread that is at take_range */
@@ -415,7 +415,7 @@ struct gr_block *gr_split_take_for_graph(struct gr_context *context, size_t byte
         bytes = range_bytes(bytes);
         gr_fence_poll(context->fence); /* no barrier may be laid while a capture is open */
         gr_lock(&split->lock);
-        gr_graph_segments_hold(context);
+        gr_graph_segments_begin_use(context);
         gr_segments_free_usable(context);
         range = gr_range_best(lists, bytes, gr_fence_usable_epoch(context->fence), UINT64_MAX);
         if (range)
@@ -439,7 +439,7 @@ int gr_split_grow_for_graph(struct gr_context *context, size_t bytes, struct gr_
 void gr_split_end_graphs(struct gr_context *context)
 {
         gr_lock(&context->split->lock);
-        gr_graph_segments_release(context);
+        gr_graph_segments_end_use(context);
         gr_unlock(&context->split->lock);
 }
 

@@ -1,6 +1,6 @@
 /*
  * What the segments of a context have in common: their lists, accounts and lock. For the files of segment/, and for
- * those that give back what segments hold.
+ * those that give back what is free in segments.
  */
 #ifndef GR_SPLIT_STATE_H
 #define GR_SPLIT_STATE_H
@@ -80,11 +80,12 @@ struct gr_split {
         size_t segment_count, segment_room;
         struct gr_segment *expandable[GR_EXPANDABLE_KINDS]; /* NULL: none: expandable.c */
         struct gr_block *stale_pages; /* stale ranges of the expandable segments, oldest first: remap.c */
-        struct gr_block *held_pages;  /* those that graphs have recorded, until they are gone: remap.c */
-        uint64_t graph_used_bytes;    /* of used ranges in graph segments: segments.c, split.c */
-        uint64_t graph_peak_bytes;    /* the most of these at a time since the segments became held: graph_segments.c */
-        uint64_t stuck_epoch;         /* the latest epoch of stuck extents that are left; 0: none: expandable.c */
-        unsigned busy;                /* threads in calls of the driver that map or unmap; each counts itself */
+        /* Stale ranges whose addresses graphs have recorded, until the last graph has gone: remap.c. */
+        struct gr_block *stale_graph_pages;
+        uint64_t graph_used_bytes; /* of used ranges in graph segments: segments.c, split.c */
+        uint64_t graph_peak_bytes; /* the most of these at a time since graphs use the segments: graph_segments.c */
+        uint64_t stuck_epoch;      /* the latest epoch of stuck extents that are left; 0: none: expandable.c */
+        unsigned busy;             /* threads in calls of the driver that map or unmap; each counts itself */
         /* Up to told_bytes: slack.c. */
         int64_t credit_ns;     /* time that may be spent on better fits (slack.h) */
         uint64_t credit_at_ns; /* when credit_ns was last raised; 0: never */

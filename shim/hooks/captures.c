@@ -241,7 +241,7 @@ bool gr_captures_refuse(void)
         return refuse;
 }
 
-bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
+bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
         CUstreamCaptureMode mode = gr_operations_capture_mode();
         struct gr_graph_hold *hold = NULL;
@@ -258,7 +258,7 @@ bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *
         if (hold)
                 gr_graph_hold_retain(hold);
         gr_unlock(&capturing_lock);
-        served = hold && gr_pool_alloc_held(hold, context, single_stream, bytes, ret_ptr);
+        served = hold && gr_pool_alloc_in_hold(hold, context, single_stream, bytes, ret_ptr);
         if (hold)
                 gr_graph_hold_release(hold);
         return served;

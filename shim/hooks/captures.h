@@ -81,10 +81,10 @@ void gr_capture_began(const struct gr_capture *capture);
 void gr_captures_hold(uint64_t ptr);
 
 /*
- * As gr_pool_alloc_held, for an allocation that gr_captures_hold would give a hold. False: no block of its capture can
- * serve again.
+ * As gr_pool_alloc_in_hold, for an allocation that gr_captures_hold would give a hold. False: no block of its capture
+ * can serve again.
  */
-bool gr_captures_alloc_held(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
+bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
 /*
  * The slow path of gr_capture_may_fork. stream: as in struct gr_capture; NULL: whatever is captured. by_hand: not by an

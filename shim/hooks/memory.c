@@ -44,16 +44,16 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, u
 {
         GR_KEEP_ERRNO;
         int rc = ptr ? 0 : gr_memory_runtime_refused;
-        bool captures = gr_captures_are_open(), held = false;
+        bool captures = gr_captures_are_open(), in_hold = false;
 
         assert(context && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && rc <= 0);
         if (!ptr && !rc && captures)
-                held = gr_captures_alloc_held(context, bytes, &ptr);
+                in_hold = gr_captures_alloc_in_hold(context, bytes, &ptr);
         if (!ptr && !rc) /* while a capture is open the fast path was left out */
                 rc = captures ? gr_pool_alloc(context, bytes, &ptr) : gr_pool_alloc_slow(context, bytes, &ptr);
         if (rc == 0) {
                 *ret_ptr = ptr;
-                if (captures && !held)
+                if (captures && !in_hold)
                         gr_captures_hold(ptr);
                 if (gr_trace_is_on())
                         gr_trace_alloc(ptr, bytes);

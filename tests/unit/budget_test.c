@@ -515,7 +515,7 @@ static void test_settle(void)
 static void test_pressure(void)
 {
         static const struct gr_group group = {10 * PAGE, group_reserve, group_adjust, group_room, group_excess, NULL};
-        struct gr_hold hold;
+        struct gr_pressure pressure;
         uint64_t reserved;
 
         group_used = 0;
@@ -523,11 +523,11 @@ static void test_pressure(void)
         atomic_store(&device.total_bytes, 100 * PAGE);
         GR_CHECK_EQ(gr_budget_reserve(&device, 8 * PAGE, &reserved), 0);
         GR_CHECK_EQ(gr_budget_commit(&device, 64 * PAGE, 8 * PAGE, reserved), 0);
-        hold = gr_pressure_nearest(&device);
-        GR_CHECK_EQ(hold.reserved_bytes, 8 * PAGE);
-        GR_CHECK_EQ(hold.limit_bytes, 100 * PAGE);
-        GR_CHECK(gr_pressure_of(hold, 3 * PAGE) == 0.05);
-        GR_CHECK(gr_pressure_of(hold, 9 * PAGE) == 0);
+        pressure = gr_pressure_nearest(&device);
+        GR_CHECK_EQ(pressure.reserved_bytes, 8 * PAGE);
+        GR_CHECK_EQ(pressure.limit_bytes, 100 * PAGE);
+        GR_CHECK(gr_pressure_of(pressure, 3 * PAGE) == 0.05);
+        GR_CHECK(gr_pressure_of(pressure, 9 * PAGE) == 0);
         atomic_store(&device.hard_bytes, 50 * PAGE);
         GR_CHECK_EQ(gr_pressure_nearest(&device).limit_bytes, 50 * PAGE);
         atomic_store(&device.soft_bytes, 20 * PAGE);
@@ -538,9 +538,9 @@ static void test_pressure(void)
         group_used = 4 * PAGE; /* 0.4 of the group's limit, 0.5 of the card */
         GR_CHECK_EQ(gr_pressure_nearest(&device).limit_bytes, 16 * PAGE);
         group_used = 6 * PAGE;
-        hold = gr_pressure_nearest(&device);
-        GR_CHECK_EQ(hold.limit_bytes, 10 * PAGE);
-        GR_CHECK_EQ(hold.reserved_bytes, 6 * PAGE);
+        pressure = gr_pressure_nearest(&device);
+        GR_CHECK_EQ(pressure.limit_bytes, 10 * PAGE);
+        GR_CHECK_EQ(pressure.reserved_bytes, 6 * PAGE);
         group_limit = 10 * PAGE;
         group_used = 12 * PAGE;
         atomic_store(&device.group, NULL);

@@ -50,7 +50,7 @@ static uint64_t take(size_t bytes)
 {
         uint64_t ptr = 0;
 
-        if (gr_pool_alloc_held(hold, context, true, bytes, &ptr))
+        if (gr_pool_alloc_in_hold(hold, context, true, bytes, &ptr))
                 sg_own(ptr, bytes);
         return ptr;
 }
@@ -64,7 +64,7 @@ static void give(uint64_t ptr, uint64_t other)
         gr_pool_end_capture(hold, true);
 }
 
-/* Instead of this one, so that the segments stay held. */
+/* Instead of this one, so that the segments stay in graphs. */
 static void next_graph(void)
 {
         struct gr_graph_hold *next = gr_graph_hold_new(&core, context);
@@ -102,7 +102,7 @@ static void test_accounts(void)
         device = gpu_device();
         large = take(10 * MIB);
         small = take(10 * KIB);
-        GR_CHECK(large && small && segment(false)->held && segment(true)->held);
+        GR_CHECK(large && small && segment(false)->in_graphs && segment(true)->in_graphs);
         GR_CHECK_EQ(device->reserved_bytes, 12 * MIB);
         GR_CHECK_EQ(gr_budget_live_unfreed(device), 10 * MIB + 10 * KIB);
         GR_CHECK_EQ(device->graph_bytes, 2 * MIB - 10 * KIB);
@@ -117,7 +117,7 @@ static void test_accounts(void)
         GR_CHECK_EQ(sg_used_bytes(0), 12 * MIB);
 
         last_graph_goes();
-        GR_CHECK(!segment(false)->held && !segment(true)->held);
+        GR_CHECK(!segment(false)->in_graphs && !segment(true)->in_graphs);
         GR_CHECK_EQ(device->graph_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(device), 12 * MIB);
         GR_CHECK_EQ(gr_budget_returnable(device), 12 * MIB);
@@ -162,9 +162,9 @@ static void test_other_context(void)
 
         begin();
         other = gr_core_context_add(&core, sg_context_new(0), 0);
-        GR_CHECK(!gr_pool_alloc_held(hold, other, true, 4 * MIB, &ptr));
+        GR_CHECK(!gr_pool_alloc_in_hold(hold, other, true, 4 * MIB, &ptr));
         its = gr_graph_hold_new(&core, other);
-        GR_CHECK(gr_pool_alloc_held(its, other, true, 4 * MIB, &ptr));
+        GR_CHECK(gr_pool_alloc_in_hold(its, other, true, 4 * MIB, &ptr));
         sg_own(ptr, 4 * MIB);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         GR_CHECK_EQ(gpu_device()->graph_bytes, 4 * MIB);
@@ -179,7 +179,7 @@ static void test_other_context(void)
 }
 
 /*
- * Where a request fits no free range, and graphs hold a sixth more than they have used, free pages get a second address.
+ * Where a request fits no free range, and a sixth more is mapped than graphs used, free pages get a second address.
  * Makes that so for half of *ret_moved. The memory of *ret_kept lies between it and the old address, which is returned.
  */
 static uint64_t take_moved(uint64_t *ret_kept, uint64_t *ret_moved)
@@ -209,17 +209,17 @@ static void test_second_address(void)
         more = take(4 * KIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 142 * MIB);
         GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 60 * MIB);
-        GR_CHECK(context->split->held_pages);
+        GR_CHECK(context->split->stale_graph_pages);
         gpu_sync();
         trim();
-        GR_CHECK(context->split->held_pages);
+        GR_CHECK(context->split->stale_graph_pages);
         GR_CHECK_EQ(sg_free(&core, moved), 0);
         GR_CHECK_EQ(sg_free(&core, kept), 0);
         GR_CHECK_EQ(sg_free(&core, more), 0);
         last_graph_goes();
         settle();
         trim();
-        GR_CHECK(!context->split->stale_pages && !context->split->held_pages);
+        GR_CHECK(!context->split->stale_pages && !context->split->stale_graph_pages);
         end();
 }
 
@@ -404,7 +404,7 @@ static void test_fence(void)
         GR_CHECK_EQ(gr_range_at(segment(false), after)->state, GR_RANGE_WAITING);
         GR_CHECK_EQ(gr_range_at(segment(false), inside)->state, GR_RANGE_FREE);
         next_graph();
-        GR_CHECK(segment(false)->held);
+        GR_CHECK(segment(false)->in_graphs);
         gpu_sync();
         gr_fence_close(context->fence);
         gpu_sync();
@@ -650,7 +650,7 @@ static void test_ends_beside_trim(bool renewed)
         settle();
         gr_graph_hold_release(hold);
         beside_trim(collect_aside, NULL, renewed);
-        GR_CHECK_EQ(segment(false)->held, renewed);
+        GR_CHECK_EQ(segment(false)->in_graphs, renewed);
         GR_CHECK_EQ(sg_free(&core, second), 0);
         GR_CHECK_EQ(sg_free(&core, kept), 0);
         if (renewed)
@@ -714,7 +714,7 @@ static void test_parts(void)
         end();
 }
 
-/* Small ones also where they have joined to a range above 1 MiB: else each round of a capture would take fresh memory. */
+/* Small ones also where they have joined to one above 1 MiB: else each round of a capture would take fresh memory. */
 static void test_small_parts(void)
 {
         uint64_t p[3];
@@ -792,7 +792,7 @@ static void *take_and_free(void *seed_at)
                 if (*part) {
                         gr_pool_free(&core, *part);
                         *part = 0;
-                } else if (!gr_pool_alloc_held(hold, context, true, (1 + gpu_random(seed) % 5) * MIB, part)) {
+                } else if (!gr_pool_alloc_in_hold(hold, context, true, (1 + gpu_random(seed) % 5) * MIB, part)) {
                         *part = 0;
                 }
         }

@@ -83,7 +83,7 @@ static void allocate(struct worker *w, uint64_t *block)
                 *block = gpu_take(bytes);
                 if (*block)
                         given(*block, 0);
-        } else if (gr_pool_alloc_held(w->hold, context, true, bytes, block)) {
+        } else if (gr_pool_alloc_in_hold(w->hold, context, true, bytes, block)) {
                 sg_own(*block, bytes);
                 given(*block, w->number);
         } else {
