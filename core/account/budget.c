@@ -72,16 +72,16 @@ static bool charge(struct gr_device *device, uint64_t bytes)
         return true;
 }
 
-static void note_charged(struct gr_device *device)
+static void note_peak(struct gr_device *device)
 {
-        uint64_t asked = atomic_load(&device->asked_bytes), charged = atomic_load(&device->reserved_bytes);
+        uint64_t asked = atomic_load(&device->asked_bytes), reserved = atomic_load(&device->reserved_bytes);
 
         /*
          * A call that ends meanwhile is only in the first value of asked_bytes, and one that begins only in the second.
          * With the larger of the two the peak counts neither.
          */
         asked = gr_max(asked, atomic_load(&device->asked_bytes));
-        raise_to(&device->peak_reserved_bytes, charged > asked ? charged - asked : 0);
+        raise_to(&device->peak_reserved_bytes, reserved > asked ? reserved - asked : 0);
 }
 
 void gr_budget_ask(struct gr_device *device, uint64_t bytes)
@@ -92,7 +92,7 @@ void gr_budget_ask(struct gr_device *device, uint64_t bytes)
 void gr_budget_answered(struct gr_device *device, uint64_t bytes)
 {
         gr_budget_add(&device->asked_bytes, -bytes);
-        note_charged(device);
+        note_peak(device);
 }
 
 /* Changes the charge, also beyond the limits. */
@@ -137,7 +137,7 @@ int gr_budget_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_
 {
         if (gr_memory_kind_is_charged(kind) && !charge(device, bytes))
                 return -EDQUOT;
-        note_charged(device);
+        note_peak(device);
         atomic_fetch_add(&device->kind_bytes[kind], bytes);
         return 0;
 }
@@ -153,7 +153,7 @@ void gr_budget_force(struct gr_device *device, enum gr_memory_kind kind, uint64_
 {
         if (gr_memory_kind_is_charged(kind)) {
                 adjust(device, (int64_t)bytes);
-                note_charged(device);
+                note_peak(device);
         }
         atomic_fetch_add(&device->kind_bytes[kind], bytes);
 }
@@ -161,15 +161,15 @@ void gr_budget_force(struct gr_device *device, enum gr_memory_kind kind, uint64_
 bool gr_budget_settle(struct gr_device *device, enum gr_memory_kind kind, struct gr_pooled *pooled,
                       uint64_t ahead_bytes, uint64_t reserved_bytes, uint64_t idle_bytes)
 {
-        uint64_t held = pooled->reserved_bytes + ahead_bytes;
+        uint64_t charged_bytes = pooled->reserved_bytes + ahead_bytes;
         bool within = true;
 
-        if (reserved_bytes > held) {
-                within = gr_budget_charge(device, kind, reserved_bytes - held) == 0;
+        if (reserved_bytes > charged_bytes) {
+                within = gr_budget_charge(device, kind, reserved_bytes - charged_bytes) == 0;
                 if (!within)
-                        gr_budget_force(device, kind, reserved_bytes - held);
+                        gr_budget_force(device, kind, reserved_bytes - charged_bytes);
         } else {
-                gr_budget_uncharge(device, kind, held - reserved_bytes);
+                gr_budget_uncharge(device, kind, charged_bytes - reserved_bytes);
         }
         assert(idle_bytes <= reserved_bytes);
         gr_budget_add(&device->idle_bytes, idle_bytes - pooled->idle_bytes);
@@ -304,8 +304,8 @@ uint64_t gr_budget_releases_of_others(struct gr_device *device)
 void gr_budget_keep(struct gr_device *device, struct gr_cached *cached)
 {
         assert(!cached->next && atomic_load(&cached->bytes) == 0); /* not kept yet */
-        cached->next = atomic_load(&device->cached_elsewhere);
-        while (!atomic_compare_exchange_weak(&device->cached_elsewhere, &cached->next, cached))
+        cached->next = atomic_load(&device->keepers);
+        while (!atomic_compare_exchange_weak(&device->keepers, &cached->next, cached))
                 ;
 }
 
@@ -334,8 +334,8 @@ void gr_budget_rotate_peak(struct gr_device *device)
 uint64_t gr_budget_room(struct gr_device *device)
 {
         const struct gr_group *group = atomic_load(&device->group);
-        uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->reserved_bytes);
-        uint64_t room = hard == GR_UNLIMITED ? GR_UNLIMITED : hard > charged ? hard - charged : 0;
+        uint64_t hard = atomic_load(&device->hard_bytes), reserved = atomic_load(&device->reserved_bytes);
+        uint64_t room = hard == GR_UNLIMITED ? GR_UNLIMITED : hard > reserved ? hard - reserved : 0;
 
         return group ? gr_min(room, group->room(group->arg)) : room;
 }
@@ -364,17 +364,17 @@ uint64_t gr_budget_cache_room(struct gr_device *device)
 uint64_t gr_budget_over(struct gr_device *device)
 {
         const struct gr_group *group = atomic_load(&device->group);
-        uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->reserved_bytes);
-        uint64_t over = charged > hard ? charged - hard : 0, excess = group ? group->excess(group->arg) : 0;
+        uint64_t hard = atomic_load(&device->hard_bytes), reserved = atomic_load(&device->reserved_bytes);
+        uint64_t over = reserved > hard ? reserved - hard : 0, excess = group ? group->excess(group->arg) : 0;
 
         return excess > over ? excess : over;
 }
 
 bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes)
 {
-        uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->reserved_bytes);
+        uint64_t hard = atomic_load(&device->hard_bytes), reserved = atomic_load(&device->reserved_bytes);
 
-        return charged > hard || bytes > hard - charged;
+        return reserved > hard || bytes > hard - reserved;
 }
 
 uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes)
@@ -387,14 +387,14 @@ uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes)
 
 uint64_t gr_budget_excess_limited(struct gr_device *device)
 {
-        uint64_t charged = atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed);
+        uint64_t reserved = atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed);
         uint64_t hard = atomic_load_explicit(&device->hard_bytes, memory_order_relaxed);
         uint64_t cached = gr_budget_returnable(device), allowed = cache_allowed(device), over;
 
         over = cached > allowed ? cached - allowed : 0;
         /* The hard limit was lowered below what is charged already. */
-        if (charged > hard && charged - hard > over)
-                over = gr_min(charged - hard, cached);
+        if (reserved > hard && reserved - hard > over)
+                over = gr_min(reserved - hard, cached);
         return over;
 }
 
@@ -440,26 +440,26 @@ static void grant_more(struct gr_device *device, struct gr_cached *keeper, uint6
         uint64_t step = threshold / GRANT_SHARE, bytes = gr_sharded_sum(&device->cached_bytes);
         struct gr_cached *each;
 
-        for (each = atomic_load(&device->cached_elsewhere); each; each = each->next)
+        for (each = atomic_load(&device->keepers); each; each = each->next)
                 bytes += atomic_load(&each->bytes) ? atomic_load(&each->bytes) + step : 0;
         step = bytes <= threshold ? step : 0;
         if (atomic_exchange(&device->granted_for_bytes, threshold) == threshold &&
             (grant(device, keeper, step, threshold) || step == 0))
                 return;
         /* Set all grants anew: some are no longer needed, or were made for another threshold. */
-        for (each = atomic_load(&device->cached_elsewhere); each; each = each->next)
+        for (each = atomic_load(&device->keepers); each; each = each->next)
                 grant(device, each, step, threshold);
 }
 
 bool gr_budget_grown(struct gr_device *device, struct gr_cached *keeper)
 {
         uint64_t threshold = atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed);
-        uint64_t charged = atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed);
+        uint64_t reserved = atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed);
 
         if (atomic_load_explicit(&device->grants_ended, memory_order_relaxed))
                 keeper = NULL;
-        if (charged <= atomic_load_explicit(&device->soft_bytes, memory_order_relaxed) &&
-            charged <= atomic_load_explicit(&device->hard_bytes, memory_order_relaxed) &&
+        if (reserved <= atomic_load_explicit(&device->soft_bytes, memory_order_relaxed) &&
+            reserved <= atomic_load_explicit(&device->hard_bytes, memory_order_relaxed) &&
             (threshold == GR_UNLIMITED ||
              (keeper && atomic_load_explicit(&device->granted_for_bytes, memory_order_relaxed) == threshold &&
               atomic_load_explicit(&device->granted_bytes, memory_order_relaxed) <= threshold &&

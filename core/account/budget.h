@@ -52,16 +52,16 @@ struct gr_device {
         _Atomic uint64_t total_bytes;     /* of the card; 0 until known */
         _Atomic uint64_t card_free_bytes; /* as last seen; 0: never */
 
-        _Atomic uint64_t hard_bytes;      /* charged never exceeds it */
+        _Atomic uint64_t hard_bytes;      /* no charge may pass it */
         _Atomic uint64_t soft_bytes;      /* above it nothing is kept in the cache */
         _Atomic uint64_t threshold_bytes; /* cached memory above it goes back */
 
         _Atomic uint64_t reserved_bytes; /* the charge: live, cached, and the unused rest of slabs */
         _Atomic uint64_t asked_bytes;    /* charged, or about to be, for calls that the driver has not answered yet */
 
-        /* All cached blocks together, by footprint: cached_bytes + what the keepers hold <= reserved_bytes. */
-        struct gr_sharded cached_bytes;             /* of blocks that no keeper counts */
-        struct gr_cached *_Atomic cached_elsewhere; /* the keepers; the list only grows */
+        /* All cached memory, by footprint: cached_bytes + what the keepers have cached <= reserved_bytes. */
+        struct gr_sharded cached_bytes;    /* of blocks that no keeper counts */
+        struct gr_cached *_Atomic keepers; /* the list only grows */
 
         /* Grants hold while granted_bytes <= threshold_bytes == granted_for_bytes, and grants_ended is false. */
         _Atomic uint64_t granted_bytes; /* of all keepers */
@@ -249,11 +249,11 @@ static inline void gr_cached_add(struct gr_cached *cached, int64_t reserved_byte
 /* Never negative, also while other threads move blocks. */
 static inline uint64_t gr_budget_cached(struct gr_device *device)
 {
-        const struct gr_cached *apart = atomic_load_explicit(&device->cached_elsewhere, memory_order_acquire);
+        const struct gr_cached *keeper = atomic_load_explicit(&device->keepers, memory_order_acquire);
         uint64_t cached = gr_sharded_sum(&device->cached_bytes);
 
-        for (; apart; apart = apart->next)
-                cached += atomic_load_explicit(&apart->bytes, memory_order_relaxed);
+        for (; keeper; keeper = keeper->next)
+                cached += atomic_load_explicit(&keeper->bytes, memory_order_relaxed);
 
         return cached <= INT64_MAX ? cached : 0;
 }
@@ -262,18 +262,18 @@ static inline uint64_t gr_budget_cached(struct gr_device *device)
 static inline uint64_t gr_budget_returnable(struct gr_device *device)
 {
         uint64_t cached = gr_budget_cached(device);
-        uint64_t pinned = atomic_load_explicit(&device->stranded_bytes, memory_order_relaxed);
+        uint64_t stranded = atomic_load_explicit(&device->stranded_bytes, memory_order_relaxed);
 
-        return cached > pinned ? cached - pinned : 0;
+        return cached > stranded ? cached - stranded : 0;
 }
 
-/* What is charged and not cached. Never negative, even while other threads move blocks. */
+/* What is reserved and not cached. Never negative, even while other threads move blocks. */
 static inline uint64_t gr_budget_not_cached(struct gr_device *device)
 {
-        uint64_t charged = atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed);
+        uint64_t reserved = atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed);
         uint64_t cached = gr_budget_cached(device);
 
-        return charged > cached ? charged - cached : 0;
+        return reserved > cached ? reserved - cached : 0;
 }
 
 /* The rest of slabs that no block takes. Never negative, even while blocks come and go. */

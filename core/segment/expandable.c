@@ -198,11 +198,11 @@ uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range,
 
                 if (gr_page_is_mapped(extent) && begin >= at && begin + size <= end && /* else others use it, too */
                     !(fresh && extent->freed_epoch)) {
-                        uint64_t cached = size - extent->used_bytes, pinned = gr_extent_stranded(extent);
+                        uint64_t cached = size - extent->used_bytes, stranded = gr_extent_stranded(extent);
                         uint64_t parked = segment->in_graphs ? size : 0;
 
                         if (gr_extent_unmap(context->core, context->handle, segment, extent)) {
-                                gr_budget_add(&context->device->stranded_bytes, -pinned);
+                                gr_budget_add(&context->device->stranded_bytes, -stranded);
                                 gr_budget_uncache(context->device, cached);
                                 gr_budget_add(&context->device->graph_bytes, -parked);
                                 gr_budget_release(context->device, begin, size);
@@ -330,10 +330,10 @@ static bool is_settled(const struct gr_range *range)
  */
 static void keep_stuck(struct gr_context *context, struct gr_page *extent)
 {
-        uint64_t pinned = gr_extent_stranded(extent);
+        uint64_t stranded = gr_extent_stranded(extent);
 
-        gr_budget_add(&context->device->stranded_bytes, -pinned);
-        gr_budget_uncache(context->device, pinned);
+        gr_budget_add(&context->device->stranded_bytes, -stranded);
+        gr_budget_uncache(context->device, stranded);
         extent->used_bytes = gr_extent_bytes(extent);
 }
 

@@ -292,14 +292,14 @@ static int map_holes(struct gr_context *context, struct gr_range *range, uint64_
  */
 static uint64_t ahead(struct gr_context *context, size_t bytes)
 {
-        uint64_t charged = atomic_load(&context->device->reserved_bytes);
-        uint64_t ahead_bytes = gr_page_down(gr_min(charged / AHEAD_SHARE, AHEAD_MOST_BYTES));
+        uint64_t reserved = atomic_load(&context->device->reserved_bytes);
+        uint64_t ahead_bytes = gr_page_down(gr_min(reserved / AHEAD_SHARE, AHEAD_MOST_BYTES));
 
         if (gr_is_small(bytes) || atomic_load(&context->split->ahead_refused) ||
             gr_extents_stay_small(context->device, bytes))
                 return 0;
         while (ahead_bytes > 0 && (gr_slack_is_exceeded_recently(context, bytes, ahead_bytes) ||
-                                   gr_budget_cache_room(context->device) < ahead_bytes + charged / AHEAD_ROOM_SHARE))
+                                   gr_budget_cache_room(context->device) < ahead_bytes + reserved / AHEAD_ROOM_SHARE))
                 ahead_bytes = gr_page_down(ahead_bytes / 2);
         return ahead_bytes;
 }

@@ -19,7 +19,7 @@
 GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign)
 {
         struct gr_segment *segment = range->segment;
-        uint64_t at = range->block.ptr, end = gr_range_end(range), pinned = 0, surplus = 0, next;
+        uint64_t at = range->block.ptr, end = gr_range_end(range), stranded = 0, surplus = 0, next;
         struct gr_page *extent = gr_extent_at(segment, at);
 
         gr_assert_locked(&context->split->lock);
@@ -31,7 +31,7 @@ GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *rang
                 next += bytes;
                 part = gr_min(end, next) - at;
                 assert(sign > 0 || extent->used_bytes >= part);
-                pinned -= gr_extent_stranded(extent);
+                stranded -= gr_extent_stranded(extent);
                 if (sign > 0) {
                         surplus -= extent->used_bytes == 0 ? bytes : 0;
                         extent->used_bytes += part;
@@ -41,10 +41,10 @@ GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *rang
                         surplus += extent->used_bytes == 0 ? bytes : 0;
                 }
                 assert(extent->used_bytes <= bytes);
-                pinned += gr_extent_stranded(extent);
+                stranded += gr_extent_stranded(extent);
         }
-        if (pinned != 0)
-                gr_budget_add(&context->device->stranded_bytes, pinned);
+        if (stranded != 0)
+                gr_budget_add(&context->device->stranded_bytes, stranded);
         if (surplus != 0)
                 gr_split_surplus(context->split, (int64_t)surplus);
 }

@@ -71,12 +71,12 @@ static uint64_t slack_share(int64_t credit_ns)
 static uint64_t above(struct gr_device *device, uint64_t peak, size_t request_bytes, uint64_t growth_bytes,
                       uint64_t share)
 {
-        uint64_t charged = atomic_load(&device->reserved_bytes), line;
+        uint64_t reserved = atomic_load(&device->reserved_bytes), line;
 
         assert(request_bytes <= GR_BLOCK_MAX_BYTES && growth_bytes <= INT64_MAX); /* no sum below overflows */
         peak = gr_max(peak, gr_budget_live(device) + gr_round_up(request_bytes, GR_SPLIT_UNIT_BYTES));
         line = peak + gr_max(peak / share, SLACK_LEAST_BYTES);
-        return charged + growth_bytes > line ? charged + growth_bytes - line : 0;
+        return reserved + growth_bytes > line ? reserved + growth_bytes - line : 0;
 }
 
 /* The same above the bound: a share, which depends on the credit, above the peak of live memory since the beginning. */
@@ -132,17 +132,18 @@ static bool has_surplus(struct gr_split *split)
 static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t above, uint64_t waited_ns)
 {
         struct gr_split *split = context->split;
-        uint64_t charged = atomic_load(&context->device->reserved_bytes), mib = UINT64_C(1) << 20;
+        uint64_t reserved = atomic_load(&context->device->reserved_bytes), mib = UINT64_C(1) << 20;
 
         gr_lock(&split->lock);
         split->waited_ns += waited_ns;
-        if (gr_log_enabled(GR_LOG_DEBUG) && above > 0 && charged + growth_bytes > split->told_bytes) {
-                split->told_bytes = charged + charged / TELL_SHARE;
+        if (gr_log_enabled(GR_LOG_DEBUG) && above > 0 && reserved + growth_bytes > split->told_bytes) {
+                split->told_bytes = reserved + reserved / TELL_SHARE;
                 gr_log(GR_LOG_DEBUG,
                        "split grows by %" PRIu64 " MiB, %" PRIu64 " above its bound: %" PRIu64
-                       " MiB charged, live %" PRIu64 ", its peak %" PRIu64 ", waiting %" PRIu64 ", wholly free %" PRIu64
-                       ", pinned %" PRIu64 "; credit %" PRId64 " us, waited %" PRIu64 " us, barriers %s",
-                       growth_bytes / mib, above / mib, charged / mib, gr_budget_live(context->device) / mib,
+                       " MiB reserved, live %" PRIu64 ", its peak %" PRIu64 ", waiting %" PRIu64
+                       ", wholly free %" PRIu64 ", stranded %" PRIu64 "; credit %" PRId64 " us, waited %" PRIu64
+                       " us, barriers %s",
+                       growth_bytes / mib, above / mib, reserved / mib, gr_budget_live(context->device) / mib,
                        atomic_load(&context->device->peak_live_bytes) / mib, atomic_load(&split->waiting_bytes) / mib,
                        split->surplus_bytes / mib, atomic_load(&context->device->stranded_bytes) / mib,
                        split->credit_ns / 1000, split->waited_ns / 1000,

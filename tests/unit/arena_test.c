@@ -648,7 +648,7 @@ static void test_epoch_bytes(void)
 /* Whether the device counts what keeper holds. */
 static bool is_kept(const struct gr_cached *keeper)
 {
-        const struct gr_cached *each = atomic_load(&device->cached_elsewhere);
+        const struct gr_cached *each = atomic_load(&device->keepers);
 
         while (each && each != keeper)
                 each = each->next;

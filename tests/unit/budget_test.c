@@ -358,7 +358,7 @@ static void test_keep(void)
         for (int i = 0; i < THREADS; i++)
                 pthread_join(threads[i], NULL);
         pthread_barrier_destroy(&together);
-        for (struct gr_cached *each = device.cached_elsewhere; each; each = each->next)
+        for (struct gr_cached *each = device.keepers; each; each = each->next)
                 known++;
         GR_CHECK_EQ(known, THREADS * KEPT);
         gr_budget_destroy(&device);

@@ -543,9 +543,9 @@ static void test_threshold_unasked(enum gr_pool_kind pool)
         free_ok(ptr);
         settle();
         gr_arena_own(context)->note_at = UINT64_MAX; /* the peak of live memory is another question */
-        all = atomic_load(&device->cached_elsewhere);
+        all = atomic_load(&device->keepers);
         usable = atomic_load(&context->fence->usable_epoch);
-        atomic_store(&device->cached_elsewhere, gr_check_wall());
+        atomic_store(&device->keepers, gr_check_wall());
         for (int i = 0; i < 1000; i++) {
                 GR_CHECK_EQ(alloc(65536), ptr);
                 free_ok(ptr);
@@ -553,7 +553,7 @@ static void test_threshold_unasked(enum gr_pool_kind pool)
                 /* As if the epoch were closed and all work had ended. */
                 atomic_store(&context->fence->usable_epoch, atomic_fetch_add(&context->fence->open_epoch, 1));
         }
-        atomic_store(&device->cached_elsewhere, all);
+        atomic_store(&device->keepers, all);
         atomic_store(&context->fence->usable_epoch, usable);
         free_ok(live);
         GR_CHECK(gr_pool_wants_wake(context)); /* 100 MiB are too much */
