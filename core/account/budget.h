@@ -204,12 +204,13 @@ struct gr_pooled {
 };
 
 /*
- * The driver says what its pool has reserved now, and how much of that is idle: corrects the charge, so far
- * pooled->reserved_bytes + ahead_bytes (charged in advance of a call), and stores the new figures in *pooled. False
- * where the charge passes the limit; it is charged all the same.
+ * The driver says what its pool has reserved now, and how much of that is idle. Corrects the charge to that, and stores
+ * both figures in *pooled. So far pooled->reserved_bytes are charged, and precharged_bytes, which the caller charged
+ * before a call of the driver that may have made the pool grow. False where the charge passes the limit; it is charged
+ * all the same.
  */
 bool gr_budget_settle(struct gr_device *device, enum gr_memory_kind kind, struct gr_pooled *pooled,
-                      uint64_t ahead_bytes, uint64_t reserved_bytes, uint64_t idle_bytes);
+                      uint64_t precharged_bytes, uint64_t reserved_bytes, uint64_t idle_bytes);
 
 /* A block of this footprint entered or left the cache. */
 static inline void gr_budget_cache(struct gr_device *device, uint64_t reserved_bytes)

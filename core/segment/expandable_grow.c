@@ -36,9 +36,9 @@
 #define REQUEST_MOST_SHARE 32                    /* than this share of the request, */
 #define EXTENT_BOUND_BYTES (UINT64_C(6) << 20)   /* or than this, whichever is most, */
 #define EXTENT_MOST_BYTES  (UINT64_C(256) << 20) /* and never more: to return it would keep the driver busy too long */
-#define AHEAD_SHARE        16                    /* a large request maps a 16th of what is charged at once (ahead) */
-#define AHEAD_MOST_BYTES   (UINT64_C(32) << 20)  /* the most that this may be */
-#define AHEAD_ROOM_SHARE   8                     /* limits must leave an eighth of what is charged besides */
+#define EXTRA_SHARE        16                    /* a large request maps a 16th of what is reserved (least_to_map) */
+#define EXTRA_MOST_BYTES   (UINT64_C(32) << 20)  /* the most that this may be */
+#define EXTRA_ROOM_SHARE   8                     /* limits must leave an eighth of what is reserved besides */
 #define MOVE_TIMES         2   /* what a move takes in all: to unmap its old addresses takes as much */
 #define HOLES_LOOKED       128 /* most holes that one request looks at: a microsecond or two */
 /* A refused size is tried again only after so long, or when the card has more free memory. */
@@ -191,19 +191,18 @@ static struct gr_range *claim_place(struct gr_split *split, const struct place *
 }
 
 /*
- * Widens the place until ahead_bytes are to be mapped for it, at most to the end of the hole at its end. Returns its
- * bytes.
+ * Widens the place until least_bytes are to be mapped for it, but not past the hole that it ends in. Returns its bytes.
  */
-static size_t widen(struct place *place, size_t bytes, uint64_t ahead_bytes)
+static size_t widen(struct place *place, size_t bytes, uint64_t least_bytes)
 {
         uint64_t end = place->at + bytes, stop;
         const struct gr_range *last = place->range;
 
         while (gr_range_end(last) < end)
                 last = last->after;
-        if (last->state != GR_RANGE_HOLE || place->hole_bytes >= ahead_bytes)
+        if (last->state != GR_RANGE_HOLE || place->hole_bytes >= least_bytes)
                 return bytes;
-        stop = gr_min(gr_page_up(end) + ahead_bytes - place->hole_bytes, gr_range_end(last));
+        stop = gr_min(gr_page_up(end) + least_bytes - place->hole_bytes, gr_range_end(last));
         place->hole_bytes += stop - gr_page_up(end);
         return stop - place->at;
 }
@@ -287,21 +286,22 @@ static int map_holes(struct gr_context *context, struct gr_range *range, uint64_
 }
 
 /*
- * How much to map at once for a large request that lacks less, as a larger extent costs hardly more time than a small
- * one and the next requests will need it. Not so much that the footprint would exceed its bound or come near a limit.
+ * How much to map for a large request that lacks less: extra memory for the next requests, as a large extent costs
+ * hardly more time than a small one. Not so much that the footprint would exceed its bound or come near a limit.
+ * 0: only what it lacks.
  */
-static uint64_t ahead(struct gr_context *context, size_t bytes)
+static uint64_t least_to_map(struct gr_context *context, size_t bytes)
 {
         uint64_t reserved = atomic_load(&context->device->reserved_bytes);
-        uint64_t ahead_bytes = gr_page_down(gr_min(reserved / AHEAD_SHARE, AHEAD_MOST_BYTES));
+        uint64_t least_bytes = gr_page_down(gr_min(reserved / EXTRA_SHARE, EXTRA_MOST_BYTES));
 
-        if (gr_is_small(bytes) || atomic_load(&context->split->ahead_refused) ||
+        if (gr_is_small(bytes) || atomic_load(&context->split->extra_refused) ||
             gr_extents_stay_small(context->device, bytes))
                 return 0;
-        while (ahead_bytes > 0 && (gr_slack_is_exceeded_recently(context, bytes, ahead_bytes) ||
-                                   gr_budget_cache_room(context->device) < ahead_bytes + reserved / AHEAD_ROOM_SHARE))
-                ahead_bytes = gr_page_down(ahead_bytes / 2);
-        return ahead_bytes;
+        while (least_bytes > 0 && (gr_slack_is_exceeded_recently(context, bytes, least_bytes) ||
+                                   gr_budget_cache_room(context->device) < least_bytes + reserved / EXTRA_ROOM_SHARE))
+                least_bytes = gr_page_down(least_bytes / 2);
+        return least_bytes;
 }
 
 /* Whether the driver refused as much a moment ago, and has no more free memory now by its own figure. Lock not held. */
@@ -368,10 +368,10 @@ static int map_all_holes(struct gr_context *context, struct gr_range *range, uin
 }
 
 /*
- * As gr_expandable_grow, and with ahead_bytes for a place so wide that as much is mapped. -EAGAIN: that could not be
- * mapped. Lock not held.
+ * As gr_expandable_grow. least_bytes > 0: the place is made so wide that as much is mapped for it. -EAGAIN: that could
+ * not be mapped. Lock not held.
  */
-static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes, uint64_t ahead_bytes,
+static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes, uint64_t least_bytes,
                 struct gr_block **ret_block)
 {
         struct gr_split *split = context->split;
@@ -397,7 +397,7 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
                 gr_unlock(&split->lock);
                 return -ENOSPC;
         }
-        place_bytes = ahead_bytes > 0 ? widen(&place, bytes, ahead_bytes) : bytes;
+        place_bytes = least_bytes > 0 ? widen(&place, bytes, least_bytes) : bytes;
         wider = place_bytes > bytes;
         range = claim_place(split, &place, place_bytes);
         if (!range) {
@@ -420,7 +420,7 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
                 if (lack_bytes > 0)
                         gr_slack_make_room(context, bytes, lack_bytes);
         }
-        rc = wider ? map_holes(context, range, ahead_bytes, &come) : map_all_holes(context, range, lack_bytes, &come);
+        rc = wider ? map_holes(context, range, least_bytes, &come) : map_all_holes(context, range, lack_bytes, &come);
         while (graph && (rc == -ENOMEM || rc == -EDQUOT)) { /* memory in graphs can only move, some of it at a time */
                 uint64_t left_bytes;
 
@@ -452,10 +452,11 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
 int gr_expandable_grow(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes,
                        struct gr_block **ret_block)
 {
-        int rc = grow(context, kind, bytes, gr_is_graph_kind(kind) ? 0 : ahead(context, bytes), ret_block);
-        bool little = bytes <= atomic_load(&context->device->reserved_bytes) / AHEAD_ROOM_SHARE;
+        int rc = grow(context, kind, bytes, gr_is_graph_kind(kind) ? 0 : least_to_map(context, bytes), ret_block);
+        bool little = bytes <= atomic_load(&context->device->reserved_bytes) / EXTRA_ROOM_SHARE;
 
-        if (rc == -EAGAIN || (rc == -ENOMEM && little)) /* the failure of a large request says nothing about that */
-                atomic_store(&context->split->ahead_refused, true);
+        /* Where a large request fails for lack of memory, there may still be enough for a little more. */
+        if (rc == -EAGAIN || (rc == -ENOMEM && little))
+                atomic_store(&context->split->extra_refused, true);
         return rc == -EAGAIN ? grow(context, kind, bytes, 0, ret_block) : rc;
 }

@@ -88,7 +88,7 @@ static struct gr_block *empty_fastbins(struct gr_arena *arena)
         return blocks;
 }
 
-bool gr_segments_go_ahead(struct gr_context *context, const struct gr_segment *segment)
+bool gr_segments_free_ahead(struct gr_context *context, const struct gr_segment *segment)
 {
         return !segment->small && !segment->graph && gr_fence_barrier_is_cheap(context->fence);
 }
@@ -152,7 +152,7 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
                 gr_ledger_drop(context->core->ledger, block);
                 count_used(context, range, -1);
                 if (!gr_fence_usable(context->fence, block->freed_epoch) &&
-                    !gr_segments_go_ahead(context, range->segment)) {
+                    !gr_segments_free_ahead(context, range->segment)) {
                         if (!split->queue || split->queue->prev->freed_epoch <= block->freed_epoch)
                                 gr_segments_wait(split, range);
                         else

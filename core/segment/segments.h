@@ -43,7 +43,7 @@ uint64_t gr_segment_stranded(const struct gr_segment *segment);
 void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign);
 
 /* Whether ranges of the segment may be free ahead of their fence: the thread that hands one out then lays a barrier. */
-bool gr_segments_go_ahead(struct gr_context *context, const struct gr_segment *segment);
+bool gr_segments_free_ahead(struct gr_context *context, const struct gr_segment *segment);
 
 /* Appends a range that is no longer counted as used to the queue of those that wait for their epoch. */
 void gr_segments_wait(struct gr_split *split, struct gr_range *range);

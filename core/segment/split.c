@@ -642,7 +642,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 return 0;
         }
         gr_segments_use(context, range, -1);
-        set_aside(split, range, !gone && gr_segments_go_ahead(context, segment));
+        set_aside(split, range, !gone && gr_segments_free_ahead(context, segment));
         if (segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
                 at_once = segment->pages && gr_expandable_ends_stuck(segment, ptr, last) &&
                           begin_unstick(context, segment, ptr, last, waits);

@@ -60,7 +60,7 @@ struct gr_split {
         /* The driver refused to map memory at a second address, so nothing is moved: remap.c. */
         _Atomic bool moves_refused __attribute__((aligned(GR_LINE_BYTES)));
         _Atomic bool expandable_refused; /* no expandable segment, for lack of addresses or memory: expandable.c */
-        _Atomic bool ahead_refused;      /* only what requests need is mapped, for lack of memory: expandable_grow.c */
+        _Atomic bool extra_refused;      /* only what requests lack is mapped, as memory is short: expandable_grow.c */
         _Atomic uint64_t waiting_bytes;  /* of ranges in the queue: split.c, segments.c */
         _Atomic uint64_t ahead_epoch; /* the latest epoch of ranges that became free ahead of their fence: likewise */
 

@@ -29,7 +29,7 @@ void gr_graph_memory_trimmed(void)
 }
 
 /* Lock held. As gr_budget_settle, for the device's graph memory, which grows when a graph is launched. */
-GR_HELD(lock) static void settle(struct gr_device *device, uint64_t ahead_bytes)
+GR_HELD(lock) static void settle(struct gr_device *device, uint64_t precharged_bytes)
 {
         int i = device->ordinal;
         cuuint64_t reserved, used;
@@ -39,13 +39,13 @@ GR_HELD(lock) static void settle(struct gr_device *device, uint64_t ahead_bytes)
         if (!gr_real.cuDeviceGetGraphMemAttribute ||
             gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) !=
                     CUDA_SUCCESS) {
-                gr_budget_uncharge(device, GR_MEMORY_GRAPH, ahead_bytes);
+                gr_budget_uncharge(device, GR_MEMORY_GRAPH, precharged_bytes);
                 return;
         }
         if (gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS ||
             used > reserved)
                 used = reserved;
-        gr_budget_settle(device, GR_MEMORY_GRAPH, &pooled[i], ahead_bytes, reserved, reserved - used);
+        gr_budget_settle(device, GR_MEMORY_GRAPH, &pooled[i], precharged_bytes, reserved, reserved - used);
 }
 
 int gr_graph_memory_reserve(struct gr_device *device, uint64_t need_bytes, bool may_have_it,

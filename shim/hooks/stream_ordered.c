@@ -91,17 +91,17 @@ static uint64_t used(const struct pool *pool, uint64_t otherwise)
 }
 
 /* Lock held. As gr_budget_settle, for one pool. */
-GR_HELD(lock) static bool settle(struct pool *pool, uint64_t ahead_bytes)
+GR_HELD(lock) static bool settle(struct pool *pool, uint64_t precharged_bytes)
 {
         uint64_t now_bytes, used_bytes;
 
         gr_assert_locked(&lock);
-        now_bytes = amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->pooled.reserved_bytes + ahead_bytes);
+        now_bytes = amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->pooled.reserved_bytes + precharged_bytes);
         used_bytes = used(pool, now_bytes);
         pool->lost_bytes = frees_lost && now_bytes == 0 ? used_bytes : gr_min(pool->lost_bytes, used_bytes);
         assert(pool->lost_bytes <= used_bytes);
         used_bytes = gr_min(used_bytes - pool->lost_bytes, now_bytes);
-        return gr_budget_settle(pool->device, pool->kind, &pool->pooled, ahead_bytes, now_bytes,
+        return gr_budget_settle(pool->device, pool->kind, &pool->pooled, precharged_bytes, now_bytes,
                                 now_bytes - used_bytes);
 }
 

@@ -15,8 +15,9 @@
  *
  * Every allocation has a home stream, in which all its work goes. What was last written is known, and is compared
  * there before the memory is freed, on "check", and at the end. --own-frees says that nobody takes care of frees beside
- * a capture: where a library would, the plain driver is asked in relaxed mode. --wide says that memory is mapped ahead
- * of requests, so that "most" is to ask for less. --limited says that managed memory counts as memory of the device.
+ * a capture: where a library would, the plain driver is asked in relaxed mode. --wide says that more memory is mapped
+ * than requests lack, so that "most" is to ask for less. --limited says that managed memory counts as memory of the
+ * device.
  */
 #include "program.h"
 #include "gputest.h"

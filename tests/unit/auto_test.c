@@ -477,7 +477,7 @@ static void test_excess(void)
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
         rest = gpu_take(2048 * MIB);
-        atomic_store(&context->split->ahead_refused, false); /* each extent is larger than its block from here on */
+        atomic_store(&context->split->extra_refused, false); /* each extent is larger than its block from here on */
         for (int i = 0; i < 4; i++)
                 blocks[i] = gpu_take(i % 2 ? 2 * MIB : 30 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, (2048 + 64) * MIB);

@@ -1,6 +1,6 @@
 /*
  * How an expandable segment grows, on the scripted GPU with mapped memory: where a request goes, what is mapped for it
- * and what ahead of the next ones, and what comes of it where the driver or a limit refuses.
+ * and how much extra, for the next ones, and what comes of it where the driver or a limit refuses.
  */
 #include <errno.h>
 
@@ -114,35 +114,35 @@ static void test_mapped_in_vain(enum gr_pool_kind pool, bool limited)
         gpu_end();
 }
 
-/* What lives at the front of the segment while memory may be mapped ahead. */
-static uint64_t begin_ahead(enum gr_pool_kind pool, uint64_t live_bytes)
+/* What lives at the front of the segment while extra memory may be mapped. */
+static uint64_t begin_extra(enum gr_pool_kind pool, uint64_t live_bytes)
 {
         uint64_t ptr;
 
         gpu_begin(pool, GR_REUSE_AUTO);
         ptr = gpu_take(live_bytes);
-        atomic_store(&context->split->ahead_refused, false);
+        atomic_store(&context->split->extra_refused, false);
         return ptr;
 }
 
 /* One call maps what the next requests need, too: a 32nd of what there is. */
-static void test_ahead(enum gr_pool_kind pool, uint64_t live_bytes, bool ahead)
+static void test_extra(enum gr_pool_kind pool, uint64_t live_bytes, bool extra)
 {
-        uint64_t rest = begin_ahead(pool, live_bytes), a, b, small;
+        uint64_t rest = begin_extra(pool, live_bytes), a, b, small;
         const _Atomic uint64_t *allocs = &core.counters.counts[GR_COUNTER_driver_allocs];
         uint64_t before = *allocs;
 
         a = gpu_take(6 * MIB);
         GR_CHECK_EQ(a, rest + live_bytes);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, live_bytes + (ahead ? 32 : 6) * MIB);
-        GR_CHECK_EQ(*allocs == before + 1, ahead);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, live_bytes + (extra ? 32 : 6) * MIB);
+        GR_CHECK_EQ(*allocs == before + 1, extra);
         b = gpu_take(10 * MIB);
         GR_CHECK_EQ(b, a + 6 * MIB);
-        GR_CHECK_EQ(*allocs == before + 1, ahead);
-        GR_CHECK_EQ(gr_budget_cached(gpu_device()), (ahead ? 16 : 0) * MIB);
+        GR_CHECK_EQ(*allocs == before + 1, extra);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), (extra ? 16 : 0) * MIB);
         GR_CHECK_EQ(gr_budget_live(gpu_device()), live_bytes + 16 * MIB);
         small = gpu_take(MIB);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, live_bytes + (ahead ? 34 : 18) * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, live_bytes + (extra ? 34 : 18) * MIB);
         gpu_give(small, MIB);
         gpu_give(b, 10 * MIB);
         gpu_give(a, 6 * MIB);
@@ -155,16 +155,16 @@ static void test_ahead(enum gr_pool_kind pool, uint64_t live_bytes, bool ahead)
  * Not where the footprint would pass its bound by what was live of late: what a program needed before decay looked twice
  * is no reason to hold as much again.
  */
-static void test_ahead_late(int looks)
+static void test_extra_late(int looks)
 {
         enum { PIECES = 15 };
-        uint64_t rest = begin_ahead(GR_POOL_SPLIT, 1024 * MIB), live, ptr, free_ones[PIECES], kept[PIECES], before;
+        uint64_t rest = begin_extra(GR_POOL_SPLIT, 1024 * MIB), live, ptr, free_ones[PIECES], kept[PIECES], before;
 
         gpu_give(rest, 1024 * MIB);
         gpu_sync();
         gr_fence_sync(context->fence);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 1024 * MIB);
-        atomic_store(&context->split->ahead_refused, true);
+        atomic_store(&context->split->extra_refused, true);
         live = gpu_take(512 * MIB);
         for (int i = 0; i < PIECES; i++) {
                 free_ones[i] = gpu_take(4 * MIB);
@@ -174,7 +174,7 @@ static void test_ahead_late(int looks)
                 gpu_give(free_ones[i], 4 * MIB);
         for (int i = 0; i < looks; i++)
                 gr_split_trim_unneeded(context);
-        atomic_store(&context->split->ahead_refused, false);
+        atomic_store(&context->split->extra_refused, false);
         before = gpu_device()->reserved_bytes;
         GR_CHECK_EQ(before, (512 + 6 * PIECES) * MIB);
         ptr = gpu_take(6 * MIB);
@@ -188,13 +188,13 @@ static void test_ahead_late(int looks)
 }
 
 /*
- * Memory is mapped ahead where limits on the cache leave room for it and for an eighth of what is charged, and the hard
- * limit is eight times what is charged. Elsewhere they are not asked for it. Near the hard limit extents are pages.
+ * Extra memory is mapped where limits on the cache leave room for it and for an eighth of what is reserved, and the
+ * hard limit is eight times that. Elsewhere they are not asked for it. Near the hard limit extents are pages.
  */
-static void test_ahead_limits(uint64_t hard_bytes, uint64_t soft_bytes, uint64_t threshold_bytes, uint64_t more_bytes,
+static void test_extra_limits(uint64_t hard_bytes, uint64_t soft_bytes, uint64_t threshold_bytes, uint64_t more_bytes,
                               unsigned extents)
 {
-        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), a;
+        uint64_t rest = begin_extra(GR_POOL_AUTO, 400 * MIB), a;
         uint64_t before = core.counters.counts[GR_COUNTER_driver_allocs];
 
         atomic_store(&gpu_device()->hard_bytes, hard_bytes);
@@ -339,9 +339,9 @@ static void test_large_beside_hole(void)
 }
 
 /* Where the driver has less than that, the request gets what it needs, without the ladder; and so do those after it. */
-static void test_ahead_refused(void)
+static void test_extra_refused(void)
 {
-        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), a, b;
+        uint64_t rest = begin_extra(GR_POOL_AUTO, 400 * MIB), a, b;
 
         sg_fail(SG_MEM_MAP, 1, 1, -ENOMEM);
         a = gpu_take(6 * MIB);
@@ -359,11 +359,11 @@ static void test_ahead_refused(void)
 }
 
 /* The same where it is refused half-way: what came already is part of what the request gets. */
-static void test_ahead_halfway(void)
+static void test_extra_halfway(void)
 {
-        uint64_t rest = begin_ahead(GR_POOL_AUTO, 600 * MIB), a, b, c;
+        uint64_t rest = begin_extra(GR_POOL_AUTO, 600 * MIB), a, b, c;
 
-        atomic_store(&context->split->ahead_refused, true);
+        atomic_store(&context->split->extra_refused, true);
         a = gpu_take(4 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 4 * MIB);
@@ -376,7 +376,7 @@ static void test_ahead_halfway(void)
         gpu_give(c, 6 * MIB);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 608 * MIB);
-        atomic_store(&context->split->ahead_refused, false);
+        atomic_store(&context->split->extra_refused, false);
         sg_fail(SG_MEM_MAP, 2, 1, -ENOMEM);
         GR_CHECK_EQ(gpu_take(22 * MIB), a); /* between two holes is what was freed */
         GR_CHECK(!sg_planned(SG_MEM_MAP));
@@ -475,27 +475,27 @@ int main(void)
                 test_mapped_in_vain(pool, true);
         }
         test_many_holes();
-        test_ahead(GR_POOL_AUTO, 1024 * MIB, true);
-        test_ahead(GR_POOL_AUTO, 62 * MIB, false);
-        test_ahead(GR_POOL_SPLIT, 1024 * MIB, true);
-        test_ahead_limits(8 * 406 * MIB, GR_UNLIMITED, GR_UNLIMITED, 24 * MIB, 1);
-        test_ahead_limits(8 * 406 * MIB - 1, GR_UNLIMITED, GR_UNLIMITED, 6 * MIB, 3);
-        test_ahead_limits(410 * MIB, GR_UNLIMITED, GR_UNLIMITED, 6 * MIB, 3);
-        test_ahead_limits(GR_UNLIMITED, 474 * MIB, GR_UNLIMITED, 24 * MIB, 1);
-        test_ahead_limits(GR_UNLIMITED, 474 * MIB - 1, GR_UNLIMITED, 12 * MIB, 1);
-        test_ahead_limits(GR_UNLIMITED, 462 * MIB - 1, GR_UNLIMITED, 6 * MIB, 2);
-        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 74 * MIB, 24 * MIB, 1);
-        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 74 * MIB - 1, 12 * MIB, 1);
-        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 62 * MIB - 1, 6 * MIB, 2);
+        test_extra(GR_POOL_AUTO, 1024 * MIB, true);
+        test_extra(GR_POOL_AUTO, 62 * MIB, false);
+        test_extra(GR_POOL_SPLIT, 1024 * MIB, true);
+        test_extra_limits(8 * 406 * MIB, GR_UNLIMITED, GR_UNLIMITED, 24 * MIB, 1);
+        test_extra_limits(8 * 406 * MIB - 1, GR_UNLIMITED, GR_UNLIMITED, 6 * MIB, 3);
+        test_extra_limits(410 * MIB, GR_UNLIMITED, GR_UNLIMITED, 6 * MIB, 3);
+        test_extra_limits(GR_UNLIMITED, 474 * MIB, GR_UNLIMITED, 24 * MIB, 1);
+        test_extra_limits(GR_UNLIMITED, 474 * MIB - 1, GR_UNLIMITED, 12 * MIB, 1);
+        test_extra_limits(GR_UNLIMITED, 462 * MIB - 1, GR_UNLIMITED, 6 * MIB, 2);
+        test_extra_limits(GR_UNLIMITED, GR_UNLIMITED, 74 * MIB, 24 * MIB, 1);
+        test_extra_limits(GR_UNLIMITED, GR_UNLIMITED, 74 * MIB - 1, 12 * MIB, 1);
+        test_extra_limits(GR_UNLIMITED, GR_UNLIMITED, 62 * MIB - 1, 6 * MIB, 2);
         test_large_extents();
         test_large_beside_hole();
         test_extents_of_captures(false);
         test_extents_of_captures(true);
         test_small_in_captured();
         test_captured_again();
-        test_ahead_refused();
-        test_ahead_halfway();
+        test_extra_refused();
+        test_extra_halfway();
         for (int looks = 0; looks < 3; looks++)
-                test_ahead_late(looks);
+                test_extra_late(looks);
         return GR_CHECK_RESULT();
 }

@@ -23,7 +23,7 @@ extern bool gpu_mapping;
 
 /*
  * A fresh GPU, core and context, where no more memory is mapped than requests need: that makes what a test expects
- * simple. Random tests set split->ahead_refused to false again. The end checks that memory was not misused since; what
+ * simple. Random tests set split->extra_refused to false again. The end checks that memory was not misused since; what
  * was is said on stderr.
  */
 void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse);

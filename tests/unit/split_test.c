@@ -687,7 +687,7 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
                                    .overlaps = seed > 4};
 
                 gpu_begin(pool, reuse);
-                atomic_store(&context->split->ahead_refused, seed % 2 == 0);
+                atomic_store(&context->split->extra_refused, seed % 2 == 0);
                 sg_by_hand(seed % 3 ? (uint32_t)seed : 1000);
                 atomic_store(&gpu_device()->hard_bytes, hard_bytes);
                 atomic_store(&core.streams_overlap, overlaps);
@@ -788,7 +788,7 @@ static void test_handed_over(enum gr_pool_kind pool, bool overlaps)
         handover.ptr = 0;
         sem_post(&handover.there);
         pthread_join(thread, NULL);
-        GR_CHECK(atomic_load(&gpu_device()->peak_reserved_bytes) <= 64 * MIB); /* auto maps 32 MiB ahead */
+        GR_CHECK(atomic_load(&gpu_device()->peak_reserved_bytes) <= 64 * MIB); /* auto maps up to 32 MiB at once */
         GR_CHECK(core.counters.counts[GR_COUNTER_driver_allocs] <= 32);
         gpu_settle();
         gpu_end();
