@@ -257,10 +257,10 @@ void gr_core_context_drop(struct gr_context *context)
         gr_arenas_quiesce(context);
         gr_fence_reset(context->fence);
         gr_split_drop(context);
-        gr_ledger_drop_context(core->ledger, context, gr_block_drop);
+        gr_ledger_drop_context(core->ledger, context, gr_block_uncharge_and_free);
         gr_arenas_drop(context);
         gr_graph_holds_drop(context);
-        gr_blocks_drop_leaving(context);
+        gr_blocks_drop(context);
         gr_arenas_resume(context);
         gr_spill_drop(context);
         gr_pinned_drop(context);

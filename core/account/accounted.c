@@ -12,9 +12,7 @@
 
 struct gr_accounted {
         UT_hash_handle hh;
-        /*
-         * it belongs to the caller of gr_accounted_take; it stays in the table, so that putting it back needs no memory
-         */
+        /* A free of it has begun; it stays in the table, so that to put it back needs no memory. */
         bool taken;
         bool removed; /* out of the table, while it was taken */
         struct {
@@ -49,7 +47,7 @@ static void uncharge(struct gr_accounted *entry)
         free(entry);
 }
 
-/* Lock held. An entry that is taken is freed by its taker, in gr_accounted_settle. */
+/* Lock held. An entry that is taken is freed by its taker, in gr_accounted_free_end. */
 static void remove_locked(struct gr_accounted_ledger *ledger, struct gr_accounted *entry)
 {
         gr_assert_locked(&ledger->lock);
@@ -95,7 +93,8 @@ int gr_accounted_add(struct gr_accounted_ledger *ledger, struct gr_device *devic
         return -ENOMEM;
 }
 
-struct gr_accounted *gr_accounted_take(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind, uint64_t handle)
+struct gr_accounted *gr_accounted_free_begin(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind,
+                                             uint64_t handle)
 {
         struct gr_accounted *entry;
 
@@ -109,14 +108,14 @@ struct gr_accounted *gr_accounted_take(struct gr_accounted_ledger *ledger, enum 
         return entry;
 }
 
-void gr_accounted_settle(struct gr_accounted_ledger *ledger, struct gr_accounted *entry, int freed)
+void gr_accounted_free_end(struct gr_accounted_ledger *ledger, struct gr_accounted *entry, int freed)
 {
         GR_KEEP_ERRNO;
 
         if (!entry)
                 return;
         gr_lock(&ledger->lock);
-        assert(entry->taken); /* by gr_accounted_take, so that no other thread has freed it */
+        assert(entry->taken); /* by gr_accounted_free_begin, so that no other thread has freed it */
         entry->taken = false;
         if (entry->removed)
                 uncharge(entry);

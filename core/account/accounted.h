@@ -38,16 +38,17 @@ int gr_accounted_add(struct gr_accounted_ledger *ledger, struct gr_device *devic
                      uint64_t handle, void *owner, uint64_t bytes);
 
 /*
- * Takes an entry before the driver's free; it stays charged until it is settled. NULL: not in the ledger, or another
- * thread has taken it.
+ * Takes an entry before the driver's free; it stays charged until gr_accounted_free_end. NULL: not in the ledger, or
+ * another thread has taken it.
  */
-struct gr_accounted *gr_accounted_take(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind, uint64_t handle);
+struct gr_accounted *gr_accounted_free_begin(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind,
+                                             uint64_t handle);
 
 /*
  * After the driver's free: uncharges entry if freed, else puts it back, as the driver refused. One that became stale or
  * lost its owner meanwhile is uncharged. entry may be NULL. Needs no memory.
  */
-void gr_accounted_settle(struct gr_accounted_ledger *ledger, struct gr_accounted *entry, int freed);
+void gr_accounted_free_end(struct gr_accounted_ledger *ledger, struct gr_accounted *entry, int freed);
 
 /* The driver has destroyed this context: removes and uncharges all that it owned. */
 void gr_accounted_drop_owner(struct gr_accounted_ledger *ledger, void *owner);

@@ -158,8 +158,8 @@ void gr_budget_force(struct gr_device *device, enum gr_memory_kind kind, uint64_
         atomic_fetch_add(&device->kind_bytes[kind], bytes);
 }
 
-bool gr_budget_settle(struct gr_device *device, enum gr_memory_kind kind, struct gr_pooled *pooled,
-                      uint64_t precharged_bytes, uint64_t reserved_bytes, uint64_t idle_bytes)
+bool gr_budget_correct(struct gr_device *device, enum gr_memory_kind kind, struct gr_pooled *pooled,
+                       uint64_t precharged_bytes, uint64_t reserved_bytes, uint64_t idle_bytes)
 {
         uint64_t charged_bytes = pooled->reserved_bytes + precharged_bytes;
         bool within = true;

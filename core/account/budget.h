@@ -209,8 +209,8 @@ struct gr_pooled {
  * before a call of the driver that may have made the pool grow. False where the charge passes the limit; it is charged
  * all the same.
  */
-bool gr_budget_settle(struct gr_device *device, enum gr_memory_kind kind, struct gr_pooled *pooled,
-                      uint64_t precharged_bytes, uint64_t reserved_bytes, uint64_t idle_bytes);
+bool gr_budget_correct(struct gr_device *device, enum gr_memory_kind kind, struct gr_pooled *pooled,
+                       uint64_t precharged_bytes, uint64_t reserved_bytes, uint64_t idle_bytes);
 
 /* A block of this footprint entered or left the cache. */
 static inline void gr_budget_cache(struct gr_device *device, uint64_t reserved_bytes)

@@ -237,7 +237,7 @@ bool gr_graph_holds_begin(struct gr_core *core)
         return gr_graph_holds_are_over(core) && atomic_exchange(&core->holds_over, false);
 }
 
-struct gr_block *gr_graph_holds_collect(struct gr_core *core, struct gr_context *context)
+struct gr_block *gr_graph_holds_unpark(struct gr_core *core, struct gr_context *context)
 {
         struct gr_block *all = NULL, *block, *next;
         struct gr_graph_hold *hold, *tmp;
@@ -287,7 +287,7 @@ void gr_graph_holds_drop(struct gr_context *context)
         while ((block = gone)) {
                 gone = block->next;
                 assert(gr_block_state(block) == GR_BLOCK_GONE);
-                gr_block_drop(block);
+                gr_block_uncharge_and_free(block);
         }
 }
 

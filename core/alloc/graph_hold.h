@@ -9,7 +9,7 @@
  * its capture has ended. Then they are free there, for later captures.
  *
  *   gr_graph_hold_new ---- users: the capture, then its graph (shim/hooks/captures.c) ---- last gr_graph_hold_release
- *                                      a freed block is parked                             gr_graph_holds_collect
+ *                                      a freed block is parked                             gr_graph_holds_unpark
  */
 #ifndef GR_GRAPH_HOLD_H
 #define GR_GRAPH_HOLD_H
@@ -72,7 +72,7 @@ bool gr_graph_holds_begin(struct gr_core *core);
  * visits the context meanwhile, so that the context cannot end. With NULL it takes blocks that are GONE, of any
  * context, and frees the holds that are then empty. NULL is returned if there are none. No lock is held.
  */
-struct gr_block *gr_graph_holds_collect(struct gr_core *core, struct gr_context *context);
+struct gr_block *gr_graph_holds_unpark(struct gr_core *core, struct gr_context *context);
 
 /* The context has gone: frees the structures of its parked blocks. */
 void gr_graph_holds_drop(struct gr_context *context);

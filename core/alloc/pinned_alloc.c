@@ -84,6 +84,6 @@ int gr_pinned_alloc(struct gr_context *context, size_t bytes, unsigned kind, gr_
                         *ret_ptr = ptr;
                         return 0;
                 }
-                gr_block_drop(block); /* its memory went with its context */
+                gr_block_uncharge_and_free(block); /* its memory went with its context */
         }
 }

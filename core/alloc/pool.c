@@ -25,7 +25,7 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr)
         struct gr_block *stale = gr_block_forget(core, ptr);
 
         if (stale)
-                gr_block_drop(stale);
+                gr_block_uncharge_and_free(stale);
 }
 
 /* A request on the slow path, and what does not change while it is served. */
@@ -143,7 +143,7 @@ static bool hand_out_by_ledger(struct gr_block *block, size_t bytes, uint64_t *r
                 block->flags & GR_BLOCK_SPLIT ? gr_arena_generation(block->context) : gr_block_next_generation(block);
         gr_block_set_generation(block, generation);
         if (!gr_ledger_hand_out(block, bytes)) {
-                gr_block_drop(block);
+                gr_block_uncharge_and_free(block);
                 return false;
         }
         *ret_ptr = ptr;
@@ -249,7 +249,7 @@ static bool bypassed(struct gr_core *core)
 struct order {
         gr_pool_give_back *give_back; /* NULL: by the driver's free, which waits for the GPU */
         void *arg;
-        bool collected; /* the program has freed it before (collected) */
+        bool collected; /* this free was put off: the program made it earlier (gr_pool_collect) */
 };
 
 /* Returns block to the driver. On failure the program still has it. */
@@ -274,7 +274,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
         if (there && order->give_back)
                 gr_block_leave(block);
         else
-                gr_block_drop(block);
+                gr_block_uncharge_and_free(block);
         return 0;
 }
 
@@ -370,7 +370,7 @@ static int free_host(struct gr_core *core, struct gr_block *block)
          * error.
          */
         if (!gr_ledger_hand_out(block, block->requested_bytes))
-                gr_block_drop(block);
+                gr_block_uncharge_and_free(block);
         return -ENOENT;
 }
 
@@ -443,7 +443,7 @@ void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
                 return; /* its context has ended */
         gr_graph_hold_own(hold, block);
         if (!gr_ledger_hand_out(block, atomic_load(&block->requested_bytes)))
-                gr_block_drop(block);
+                gr_block_uncharge_and_free(block);
 }
 
 /* For blocks whose last graph has gone, so that no work uses them. */
@@ -530,10 +530,10 @@ static bool collect_one(struct gr_context *context, void *arg)
 
         (void)arg;
         gr_split_end_graphs(context);
-        for (block = gr_graph_holds_collect(context->core, context); block; block = next) {
+        for (block = gr_graph_holds_unpark(context->core, context); block; block = next) {
                 next = block->next;
                 if (gr_block_state(block) == GR_BLOCK_GONE)
-                        gr_block_drop(block);
+                        gr_block_uncharge_and_free(block);
                 else
                         free_claimed(context->core, block, &order);
         }
@@ -551,9 +551,9 @@ void gr_pool_collect(struct gr_core *core)
         if (!gr_graph_holds_begin(core))
                 return;
         gr_context_each(core, -1, collect_one, NULL);
-        for (block = gr_graph_holds_collect(core, NULL); block; block = next) {
+        for (block = gr_graph_holds_unpark(core, NULL); block; block = next) {
                 next = block->next;
-                gr_block_drop(block);
+                gr_block_uncharge_and_free(block);
         }
 }
 

@@ -109,7 +109,7 @@ int gr_source_fresh_plain(struct gr_context *context, size_t bytes, gr_source_al
         gr_block_begin(block, context, ptr, capacity, bytes, gr_class_of_block(capacity), 0);
         rc = gr_block_add(core, block, &stale);
         if (stale)
-                gr_block_drop(stale);
+                gr_block_uncharge_and_free(stale);
         if (rc) {
                 gr_budget_release(device, ptr, capacity);
                 goto give_back;

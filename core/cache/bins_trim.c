@@ -23,8 +23,8 @@
  * want_bytes or one batch, but never exceeds most_bytes. At most room of them; returns how many. Bins of classes below
  * GR_CLASS_EXACT may be long, so it gives up there after PASSED_MOST blocks that do not fit.
  */
-static size_t collect(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
-                      uint64_t most_bytes, struct gr_block **blocks, size_t room)
+static size_t take_idle(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
+                        uint64_t most_bytes, struct gr_block **blocks, size_t room)
 {
         uint64_t bytes = 0;
         size_t count = 0;
@@ -131,13 +131,13 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes, unsigned 
         if (want_bytes == 0)
                 return 0;
         gr_budget_releases_begin(context->device);
-        back = gr_blocks_left(context);
+        back = gr_blocks_collect(context);
         if (back < want_bytes && want_bytes <= GR_BLOCK_MAX_BYTES / 2) {
                 /* One block that suffices, unless it is far too large. */
                 unsigned last = gr_class_of(2 * want_bytes);
 
                 for (unsigned class = gr_class_of(want_bytes); class <= last; class ++)
-                        if (collect(context, class, want_bytes, 1, UINT64_MAX, blocks, 1) > 0) {
+                        if (take_idle(context, class, want_bytes, 1, UINT64_MAX, blocks, 1) > 0) {
                                 back += release(context, blocks, 1);
                                 break;
                         }
@@ -146,7 +146,7 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes, unsigned 
                 size_t count;
 
                 do {
-                        count = collect(context, class, 0, want_bytes - back, UINT64_MAX, blocks, GR_TRIM_BATCH);
+                        count = take_idle(context, class, 0, want_bytes - back, UINT64_MAX, blocks, GR_TRIM_BATCH);
                         back += release(context, blocks, count);
                 } while (count > 0 && back < want_bytes);
         }
@@ -163,8 +163,8 @@ uint64_t gr_bins_trim_class(struct gr_context *context, unsigned class, uint64_t
         size_t count;
 
         gr_budget_releases_begin(context->device);
-        count = collect(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES, most_bytes,
-                        blocks, GR_TRIM_BATCH);
+        count = take_idle(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES, most_bytes,
+                          blocks, GR_TRIM_BATCH);
         for (size_t i = 0; i < count; i++)
                 bytes += gr_footprint_bytes(blocks[i]->capacity_bytes);
         if (count > 0) {

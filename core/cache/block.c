@@ -71,13 +71,13 @@ void gr_block_uncharge(struct gr_block *block)
                 gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
 }
 
-void gr_block_drop(struct gr_block *block)
+void gr_block_uncharge_and_free(struct gr_block *block)
 {
         gr_block_uncharge(block);
         gr_block_free(block);
 }
 
-uint64_t gr_blocks_left(struct gr_context *context)
+uint64_t gr_blocks_collect(struct gr_context *context)
 {
         struct gr_fence *fence = context->fence;
         struct gr_block *block, *left = NULL;
@@ -120,10 +120,10 @@ void gr_block_leave(struct gr_block *block)
         gr_arena_unlock(context->first_arena);
         gr_fence_close(context->fence);
         gr_fence_poll(context->fence);
-        gr_blocks_left(context);
+        gr_blocks_collect(context);
 }
 
-void gr_blocks_drop_leaving(struct gr_context *context)
+void gr_blocks_drop(struct gr_context *context)
 {
         struct gr_block *block;
 

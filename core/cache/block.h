@@ -39,8 +39,8 @@ void gr_block_restore(struct gr_core *core, struct gr_block *block);
 /* The process no longer has the block's memory: takes it off the accounts. A range is charged with its segment. */
 void gr_block_uncharge(struct gr_block *block);
 
-/* gr_block_uncharge, and frees the structure. */
-void gr_block_drop(struct gr_block *block);
+/* As gr_block_uncharge, and frees the structure. */
+void gr_block_uncharge_and_free(struct gr_block *block);
 
 /*
  * block was freed in the order of a stream, and is out of the ledger: keeps it charged, as cached, until its epoch is
@@ -52,9 +52,9 @@ void gr_block_leave(struct gr_block *block);
  * Uncharges what was freed in the order of a stream, as far as the streams have come to those frees. Returns the bytes
  * that the device got back. Waits for nothing; no lock is held.
  */
-uint64_t gr_blocks_left(struct gr_context *context);
+uint64_t gr_blocks_collect(struct gr_context *context);
 
-/* The context has gone: uncharges all of them. */
-void gr_blocks_drop_leaving(struct gr_context *context);
+/* The context has gone: uncharges all that gr_block_leave has kept charged. */
+void gr_blocks_drop(struct gr_context *context);
 
 #endif

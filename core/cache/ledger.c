@@ -211,7 +211,7 @@ bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
         return there;
 }
 
-GR_HOT_CODE enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *block)
+GR_HOT_CODE enum gr_block_state gr_ledger_make_gone(struct gr_ledger *ledger, struct gr_block *block)
 {
         struct gr_ledger_shard *shard = shard_of(ledger, gr_ledger_mix(block->ptr));
         enum gr_block_state before;

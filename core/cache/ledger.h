@@ -216,7 +216,7 @@ bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block);
 struct gr_arena *gr_ledger_home(struct gr_ledger *ledger, uint64_t ptr);
 
 /* Takes block out and makes it GONE; its owner stays the same. Returns its state before; GONE: it was out already. */
-enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *block);
+enum gr_block_state gr_ledger_make_gone(struct gr_ledger *ledger, struct gr_block *block);
 
 /*
  * The program frees ptr: *ret_block turns from LIVE to CACHED, and the caller owns it. A full memory barrier on x86-64.

@@ -185,7 +185,7 @@ static bool decay_one(struct gr_context *context, void *arg)
                 decay->stepped_ns += passed * step_ns;
                 gr_fence_close(context->fence);
                 gr_fence_poll(context->fence);
-                gr_trim_left(context);
+                gr_trim_collect(context);
                 return_due(context, steps);
         }
         if (!round->next_ns || decay->stepped_ns + step_ns < round->next_ns)

@@ -52,9 +52,9 @@ uint64_t gr_trim_segments_unneeded(struct gr_context *context)
         return gr_split_trim_unneeded(context);
 }
 
-void gr_trim_left(struct gr_context *context)
+void gr_trim_collect(struct gr_context *context)
 {
-        gr_split_trim_left(context);
+        gr_split_trim_collect(context);
 }
 
 bool gr_trim_has_none(struct gr_context *context)
@@ -80,7 +80,7 @@ static bool maintain_one(struct gr_context *context, void *arg)
         if (gr_fence_close(context->fence) == -ENOTSUP)
                 gr_fence_sync(context->fence); /* an older driver: only this thread waits */
         gr_fence_poll(context->fence);
-        gr_split_trim_settle(context); /* what fastbins keep from the driver is excess, too */
+        gr_split_trim_merge_fastbins(context); /* what fastbins keep from the driver is excess, too */
         gr_trim(context, gr_budget_excess(context->device));
         if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context->fence))
                 *waiting = true;

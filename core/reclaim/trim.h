@@ -40,8 +40,8 @@ uint64_t gr_trim_unneeded(struct gr_context *context, unsigned class);
 /* The same for the surplus of segments. */
 uint64_t gr_trim_segments_unneeded(struct gr_context *context);
 
-/* Returns what was freed and could not go back at once (gr_split_trim_left). */
-void gr_trim_left(struct gr_context *context);
+/* Returns what was freed and could not go back at once (gr_split_trim_collect). */
+void gr_trim_collect(struct gr_context *context);
 
 /* Whether the context has no cached block, and nothing that was left, so that there is nothing to return. */
 bool gr_trim_has_none(struct gr_context *context);

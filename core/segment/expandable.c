@@ -226,7 +226,7 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
 
         gr_lock(&split->lock);
         while (gone < want_bytes && gone < most_bytes && last > 0) {
-                gr_remap_reap(context);
+                gr_remap_collect(context);
                 gr_segments_free_usable(context);
                 range = idle_range(context, want_bytes - gone, most_bytes - gone, &at, &bytes);
                 range = range ? gr_range_isolate(split, range, at, bytes) : NULL;
@@ -376,7 +376,7 @@ static uint64_t return_stuck(struct gr_context *context, struct gr_segment *segm
         gr_lock(&split->lock);
         assert(split->busy > 0);
         /* Memory that is still mapped at a stale address would stay on the card, and not be charged. */
-        gr_remap_reap(context);
+        gr_remap_collect(context);
         gr_segments_free_usable(context);
         while ((range = take_stuck(context, segment, &at, end))) {
                 uint64_t bytes;

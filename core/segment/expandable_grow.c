@@ -355,7 +355,7 @@ static int map_all_holes(struct gr_context *context, struct gr_range *range, uin
         rc = map_holes(context, range, GR_PAGE_BYTES, ret_bytes);
         if (rc) {
                 gr_lock(&split->lock);
-                gr_remap_reap(
+                gr_remap_collect(
                         context); /* memory that moved here is freed only when its old addresses are unmapped, too */
                 gr_unlock(&split->lock);
                 gone = gr_expandable_unmap(context, range, true);
@@ -392,7 +392,7 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
                 gr_lock(&split->lock);
         }
         gr_segments_free_usable(context);
-        gr_remap_reap(context);
+        gr_remap_collect(context);
         if (!split->expandable[kind] || !choose(split->expandable[kind], bytes, &place)) {
                 gr_unlock(&split->lock);
                 return -ENOSPC;

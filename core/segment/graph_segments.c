@@ -127,7 +127,7 @@ void gr_graph_segments_end_use(struct gr_context *context)
                 recount_all(context, false, true);
 }
 
-void gr_graph_segments_end(struct gr_context *context)
+void gr_graph_segments_drop(struct gr_context *context)
 {
         gr_assert_locked(&context->split->lock);
         recount_all(context, false, false);

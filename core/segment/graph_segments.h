@@ -33,8 +33,8 @@ void gr_graph_segments_begin_use(struct gr_context *context);
 /* Where no graph is left: they are no longer in_graphs. The split's lock is held, but may be released meanwhile. */
 void gr_graph_segments_end_use(struct gr_context *context);
 
-/* As end_use, where the context has gone, and its graphs with it. The split's lock is held; no range is busy. */
-void gr_graph_segments_end(struct gr_context *context);
+/* The context has gone, and its graphs with it: ends their use. The split's lock is held; no range is busy. */
+void gr_graph_segments_drop(struct gr_context *context);
 
 /*
  * Whether they may grow by growth_bytes for a request of request_bytes before memory moves. What is parked for graphs

@@ -187,7 +187,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
         return hole_bytes;
 }
 
-GR_NOT_CHECKED void gr_remap_reap(struct gr_context *context)
+GR_NOT_CHECKED void gr_remap_collect(struct gr_context *context)
 {
         struct gr_split *split = context->split;
         struct gr_block *block, *next, *idle = NULL;

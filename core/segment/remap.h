@@ -25,6 +25,6 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
  * Makes stale addresses holes when no work can use them any more. The split's lock is held, but released while the
  * driver is called.
  */
-void gr_remap_reap(struct gr_context *context);
+void gr_remap_collect(struct gr_context *context);
 
 #endif

@@ -149,7 +149,7 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
 
                 next = block->next;
                 assert(range->state == GR_RANGE_USED);
-                gr_ledger_drop(context->core->ledger, block);
+                gr_ledger_make_gone(context->core->ledger, block);
                 count_used(context, range, -1);
                 if (!gr_fence_usable(context->fence, block->freed_epoch) &&
                     !gr_segments_free_ahead(context, range->segment)) {

@@ -94,7 +94,7 @@ static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
                 if (!used && !gap)
                         gr_budget_uncache(context->device, range->block.capacity_bytes);
                 /* If another thread is just handing the range out or freeing it, that thread frees the structure. */
-                if (!used || gr_ledger_drop(context->core->ledger, &range->block) == GR_BLOCK_LIVE)
+                if (!used || gr_ledger_make_gone(context->core->ledger, &range->block) == GR_BLOCK_LIVE)
                         gr_block_free(range);
         }
         assert(end == segment->ptr + segment->bytes);
@@ -114,7 +114,7 @@ void gr_split_drop(struct gr_context *context)
                 gr_lock(&split->lock);
         }
         gr_segments_merge_fastbins(context);
-        gr_graph_segments_end(context);
+        gr_graph_segments_drop(context);
         for (size_t i = 0; i < split->segment_count; i++) {
                 struct gr_segment *segment = split->segments[i];
 
@@ -486,7 +486,7 @@ static void join(struct gr_range *range, struct gr_range *after)
         const struct gr_context *context = block->context;
 
         gr_assert_locked(&context->split->lock);
-        gr_ledger_drop(context->core->ledger, &after->block);
+        gr_ledger_make_gone(context->core->ledger, &after->block);
         gr_range_swallow(range, after);
         block->class = (uint8_t)gr_class_of(block->capacity_bytes);
         count_cut(range->segment, -1);
@@ -614,7 +614,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 gr_segments_merge_fastbins_of(arena); /* all of them at once, so that it happens seldom */
                 fastbins = false;
         }
-        if (!fastbins && gr_ledger_drop(context->core->ledger, block) == GR_BLOCK_GONE) {
+        if (!fastbins && gr_ledger_make_gone(context->core->ledger, block) == GR_BLOCK_GONE) {
                 gr_unlock(&split->lock);
                 gr_block_free(range);
                 return 0;

@@ -23,7 +23,7 @@ static bool segment_idle(struct gr_context *context, const struct gr_segment *se
 }
 
 /* Takes idle segments out, until want_bytes or room: one that suffices, else large ones before small ones. */
-static size_t collect(struct gr_context *context, uint64_t want_bytes, struct gr_segment **segments, size_t room)
+static size_t take_idle(struct gr_context *context, uint64_t want_bytes, struct gr_segment **segments, size_t room)
 {
         struct gr_split *split = context->split;
         size_t count = 0, best = SIZE_MAX;
@@ -71,7 +71,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
         while (count > 0 && back < want_bytes) {
                 gr_lock(&context->split->lock);
                 gr_segments_free_usable(context);
-                count = collect(context, want_bytes - back, segments, GR_TRIM_BATCH);
+                count = take_idle(context, want_bytes - back, segments, GR_TRIM_BATCH);
                 gr_unlock(&context->split->lock);
                 if (count > 0)
                         back += gr_segments_release(context, segments, count);
@@ -120,7 +120,7 @@ uint64_t gr_split_trim_unneeded(struct gr_context *context)
         return bytes;
 }
 
-void gr_split_trim_settle(struct gr_context *context)
+void gr_split_trim_merge_fastbins(struct gr_context *context)
 {
         if (gr_arenas_fastbins(context) == 0)
                 return;
@@ -129,7 +129,7 @@ void gr_split_trim_settle(struct gr_context *context)
         gr_unlock(&context->split->lock);
 }
 
-void gr_split_trim_left(struct gr_context *context)
+void gr_split_trim_collect(struct gr_context *context)
 {
         struct gr_split *split = context->split;
         bool left;
@@ -144,17 +144,17 @@ void gr_split_trim_left(struct gr_context *context)
         gr_expandable_collect(context);
 }
 
-static bool settle_one(struct gr_context *context, void *arg)
+static bool merge_and_collect_one(struct gr_context *context, void *arg)
 {
         (void)arg;
-        gr_split_trim_settle(context);
-        gr_split_trim_left(context);
+        gr_split_trim_merge_fastbins(context);
+        gr_split_trim_collect(context);
         return true;
 }
 
-void gr_split_trim_settle_all(struct gr_core *core, struct gr_device *device)
+void gr_split_trim_merge_and_collect(struct gr_core *core, struct gr_device *device)
 {
-        gr_context_each(core, device->ordinal, settle_one, NULL);
+        gr_context_each(core, device->ordinal, merge_and_collect_one, NULL);
 }
 
 bool gr_split_trim_has_none(struct gr_context *context)

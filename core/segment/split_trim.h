@@ -22,19 +22,19 @@ uint64_t gr_split_trim_most(struct gr_context *context, uint64_t most_bytes);
 uint64_t gr_split_trim_unneeded(struct gr_context *context);
 
 /* Empties the fastbins and merges their ranges, so that whole extents become free and can go back. */
-void gr_split_trim_settle(struct gr_context *context);
+void gr_split_trim_merge_fastbins(struct gr_context *context);
 
 /*
  * The same in all contexts of a device, before gr_budget_share: what they keep from the driver is free, too, and what
- * blocks of the program keep from it is not. Then gr_split_trim_left.
+ * blocks of the program keep from it is not. Then gr_split_trim_collect.
  */
-void gr_split_trim_settle_all(struct gr_core *core, struct gr_device *device);
+void gr_split_trim_merge_and_collect(struct gr_core *core, struct gr_device *device);
 
 /*
  * Gives back, once it is idle, what was freed and must not be reused, and was left for later (gr_expandable_collect).
  * Does not wait.
  */
-void gr_split_trim_left(struct gr_context *context);
+void gr_split_trim_collect(struct gr_context *context);
 
 /* Whether there is no surplus, and nothing was left for later. */
 bool gr_split_trim_has_none(struct gr_context *context);

@@ -223,7 +223,7 @@ static CUstream release_stream(void *context)
         return stream;
 }
 
-void gr_operations_forget(CUcontext context)
+void gr_operations_drop_context(CUcontext context)
 {
         struct release_stream *entry;
 
@@ -435,7 +435,7 @@ GR_HELD(gr_mappings) CUresult gr_operations_adopt(uint64_t ptr, size_t bytes, in
         return result;
 }
 
-GR_HELD(gr_mappings) void gr_operations_drop(uint64_t ptr)
+GR_HELD(gr_mappings) void gr_operations_disown(uint64_t ptr)
 {
         struct mapping *mapping = mapping_at(ptr);
 
@@ -469,7 +469,7 @@ GR_HELD(gr_mappings) static CUresult unmap(uint64_t ptr, size_t bytes, uint64_t 
         ONCE_READY(result, gr_real.cuMemUnmap(ptr, bytes));
         if (result != CUDA_SUCCESS)
                 return result;
-        gr_operations_drop(ptr);
+        gr_operations_disown(ptr);
         if (handle)
                 gr_real.cuMemRelease(handle);
         return CUDA_SUCCESS;

@@ -29,12 +29,12 @@ void gr_operations_use_device(int device);
 
 /*
  * Enters what has just been mapped at ptr, so that device can read and write it, and each other device that can reach
- * it, if the process has a context of that, now or later. gr_operations_drop ends this, after the memory was unmapped.
- * handle: of the memory; 0: it cannot be exported. gr_mappings is held at both. On failure there is no entry, and the
- * caller unmaps the memory.
+ * it, if the process has a context of that, now or later. gr_operations_disown ends this, after the memory was
+ * unmapped. handle: of the memory; 0: it cannot be exported. gr_mappings is held at both. On failure there is no entry,
+ * and the caller unmaps the memory.
  */
 CUresult gr_operations_adopt(uint64_t ptr, size_t bytes, int device, uint64_t handle);
-void gr_operations_drop(uint64_t ptr);
+void gr_operations_disown(uint64_t ptr);
 
 /*
  * The piece that ptr lies in and, where ret_fd is not NULL, a descriptor of its memory, which the caller closes.
@@ -55,8 +55,8 @@ struct gr_operations_callbacks {
  */
 void gr_operations_init(const struct gr_operations_callbacks *callbacks);
 
-/* Forgets this library's stream in context, which has ended. */
-void gr_operations_forget(CUcontext context);
+/* The context has gone: forgets this library's stream in it. */
+void gr_operations_drop_context(CUcontext context);
 
 /* The driver's result as 0 or -errno for core/, and back. */
 int gr_errno_of(CUresult result);

@@ -217,9 +217,9 @@ GR_EXPORT CUresult CUDAAPI cuArrayDestroy(CUarray array)
         GR_NO_CANCEL;
 
         if (gr_shim_ready() && array)
-                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_ARRAY, (uint64_t)(uintptr_t)array);
+                entry = gr_accounted_free_begin(gr_core.accounted, GR_MEMORY_ARRAY, (uint64_t)(uintptr_t)array);
         result = GR_REAL(cuArrayDestroy, array);
-        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
+        gr_accounted_free_end(gr_core.accounted, entry, result == CUDA_SUCCESS);
         return result;
 }
 
@@ -230,8 +230,8 @@ GR_EXPORT CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray mipmapped)
         GR_NO_CANCEL;
 
         if (gr_shim_ready() && mipmapped)
-                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_ARRAY, (uint64_t)(uintptr_t)mipmapped);
+                entry = gr_accounted_free_begin(gr_core.accounted, GR_MEMORY_ARRAY, (uint64_t)(uintptr_t)mipmapped);
         result = GR_REAL(cuMipmappedArrayDestroy, mipmapped);
-        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
+        gr_accounted_free_end(gr_core.accounted, entry, result == CUDA_SUCCESS);
         return result;
 }

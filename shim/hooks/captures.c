@@ -99,7 +99,7 @@ const void *gr_capture_own_stream(void)
         return &per_thread_stream;
 }
 
-void gr_captures_end(CUcontext context)
+void gr_captures_drop_context(CUcontext context)
 {
         if (atomic_load(&gr_core.gate.captures) > 0)
                 gr_capture_over(0, context);

@@ -60,8 +60,8 @@ bool gr_captures_have_objects(void);
 /* Removes the capture with this number and all captures of the context from the list; 0 and NULL match none. */
 void gr_capture_over(uint64_t number, CUcontext context);
 
-/* The driver has ended a context, and with it the captures on its streams. */
-void gr_captures_end(CUcontext context);
+/* The context has gone, and with it the captures on its streams. */
+void gr_captures_drop_context(CUcontext context);
 
 /*
  * Makes room for one more capture on the list. The gate's exclusive side is held, so no other thread takes the room.

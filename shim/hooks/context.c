@@ -111,7 +111,7 @@ GR_HELD(lock) static CUcontext owner_of(CUcontext handle, CUdevice dev)
                 owner = NULL;
         gr_driver.mem_release(handle, &(uint64_t){probe}, 1, &(size_t){0});
         if (owner != handle)
-                gr_operations_forget(handle); /* its stream is not needed again */
+                gr_operations_drop_context(handle); /* its stream is not needed again */
         return owner;
 }
 
@@ -270,9 +270,9 @@ static void ended(CUcontext handle)
 
         gr_lock_rank_assert_free_from(GR_RANK_LADDER); /* waits for visitors, which may take any lock from there on */
         atomic_fetch_add(&gr_context_generation, 1);
-        gr_captures_end(handle);
-        gr_operations_forget(handle);
-        gr_segment_import_end(handle);
+        gr_captures_drop_context(handle);
+        gr_operations_drop_context(handle);
+        gr_segment_import_drop_context(handle);
         gr_accounted_drop_owner(gr_core.accounted, handle);
         gr_lock(&lock);
         for (unsigned i = 0; i < alias_count;)

@@ -398,7 +398,7 @@ static int attempt(void *arg)
                 return -EDQUOT;
         }
         rc = call(request);
-        gr_graph_memory_settle(request->device, reserved);
+        gr_graph_memory_correct(request->device, reserved);
         return rc;
 }
 

@@ -28,8 +28,8 @@ void gr_graph_memory_trimmed(void)
         atomic_fetch_add(&gr_graph_memory_trims, 1);
 }
 
-/* Lock held. As gr_budget_settle, for the device's graph memory, which grows when a graph is launched. */
-GR_HELD(lock) static void settle(struct gr_device *device, uint64_t precharged_bytes)
+/* Lock held. As gr_budget_correct, for the device's graph memory, which grows when a graph is launched. */
+GR_HELD(lock) static void correct(struct gr_device *device, uint64_t precharged_bytes)
 {
         int i = device->ordinal;
         cuuint64_t reserved, used;
@@ -45,7 +45,7 @@ GR_HELD(lock) static void settle(struct gr_device *device, uint64_t precharged_b
         if (gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS ||
             used > reserved)
                 used = reserved;
-        gr_budget_settle(device, GR_MEMORY_GRAPH, &pooled[i], precharged_bytes, reserved, reserved - used);
+        gr_budget_correct(device, GR_MEMORY_GRAPH, &pooled[i], precharged_bytes, reserved, reserved - used);
 }
 
 int gr_graph_memory_reserve(struct gr_device *device, uint64_t need_bytes, bool may_have_it,
@@ -56,7 +56,7 @@ int gr_graph_memory_reserve(struct gr_device *device, uint64_t need_bytes, bool 
         GR_NO_CANCEL;
 
         gr_lock(&lock);
-        settle(device, 0);
+        correct(device, 0);
         assert(pooled[device->ordinal].idle_bytes <= pooled[device->ordinal].reserved_bytes);
         idle = may_have_it ? pooled[device->ordinal].reserved_bytes : pooled[device->ordinal].idle_bytes;
         need_bytes = need_bytes > idle ? need_bytes - idle : 0;
@@ -70,12 +70,12 @@ int gr_graph_memory_reserve(struct gr_device *device, uint64_t need_bytes, bool 
         return rc;
 }
 
-void gr_graph_memory_settle(struct gr_device *device, uint64_t reserved_bytes)
+void gr_graph_memory_correct(struct gr_device *device, uint64_t reserved_bytes)
 {
         GR_NO_CANCEL;
 
         gr_lock(&lock);
-        settle(device, reserved_bytes);
+        correct(device, reserved_bytes);
         gr_unlock(&lock);
         gr_budget_answered(device, reserved_bytes);
 }
@@ -87,6 +87,6 @@ void gr_graph_memory_refresh(struct gr_device *device, bool trim)
         gr_lock(&lock);
         if (trim && gr_real.cuDeviceGraphMemTrim && gr_real.cuDeviceGraphMemTrim(device->ordinal) == CUDA_SUCCESS)
                 gr_graph_memory_trimmed();
-        settle(device, 0);
+        correct(device, 0);
         gr_unlock(&lock);
 }

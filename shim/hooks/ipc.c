@@ -88,9 +88,9 @@ GR_EXPORT CUresult CUDAAPI cuDestroyExternalMemory(CUexternalMemory external)
         GR_NO_CANCEL;
 
         if (gr_shim_ready() && external)
-                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, (uint64_t)(uintptr_t)external);
+                entry = gr_accounted_free_begin(gr_core.accounted, GR_MEMORY_IMPORTED, (uint64_t)(uintptr_t)external);
         result = GR_REAL(cuDestroyExternalMemory, external);
-        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
+        gr_accounted_free_end(gr_core.accounted, entry, result == CUDA_SUCCESS);
         return result;
 }
 
@@ -181,13 +181,13 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
         if (gr_shim_ready() && gr_segment_import_close(dptr, &result) == 0)
                 return result;
         if (gr_shim_ready())
-                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, dptr);
+                entry = gr_accounted_free_begin(gr_core.accounted, GR_MEMORY_IMPORTED, dptr);
         if (entry)
                 before = buffer_at(dptr);
         result = GR_REAL(cuIpcCloseMemHandle, dptr);
         if (entry)
-                gr_accounted_settle(gr_core.accounted, entry,
-                                    result == CUDA_SUCCESS && (before == 0 || buffer_at(dptr) != before));
+                gr_accounted_free_end(gr_core.accounted, entry,
+                                      result == CUDA_SUCCESS && (before == 0 || buffer_at(dptr) != before));
         return result;
 }
 

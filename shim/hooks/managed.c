@@ -65,15 +65,15 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
 
 CUresult gr_managed_free_accounted(CUdeviceptr ptr)
 {
-        struct gr_accounted *entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_MANAGED, ptr);
+        struct gr_accounted *entry = gr_accounted_free_begin(gr_core.accounted, GR_MEMORY_MANAGED, ptr);
         CUresult result;
 
         if (!entry)
-                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, ptr);
+                entry = gr_accounted_free_begin(gr_core.accounted, GR_MEMORY_IMPORTED, ptr);
         if (!entry)
                 return gr_stream_ordered_free(ptr);
         GR_NO_CANCEL; /* the entry is taken */
         result = GR_REAL(cuMemFree_v2, ptr);
-        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
+        gr_accounted_free_end(gr_core.accounted, entry, result == CUDA_SUCCESS);
         return result;
 }

@@ -167,9 +167,9 @@ static CUresult free_charged(void *p, CUresult (*real)(void *))
                 return CUDA_ERROR_NOT_FOUND;
         GR_NO_CANCEL;
         if (gr_shim_ready() && p)
-                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_HOST, (uint64_t)(uintptr_t)p);
+                entry = gr_accounted_free_begin(gr_core.accounted, GR_MEMORY_HOST, (uint64_t)(uintptr_t)p);
         result = real(p);
-        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
+        gr_accounted_free_end(gr_core.accounted, entry, result == CUDA_SUCCESS);
         return result;
 }
 

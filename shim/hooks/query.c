@@ -91,7 +91,7 @@ static void share(struct gr_context *context, size_t *free_bytes, size_t *total_
         gr_stream_ordered_refresh(context->device);
         if (gr_overhead_counted())
                 gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);
-        gr_split_trim_settle_all(&gr_core, context->device);
+        gr_split_trim_merge_and_collect(&gr_core, context->device);
         gr_budget_share(context->device, gr_pool_slab_bytes(&gr_core, context->device), *free_bytes, *total_bytes,
                         &share_free, &share_total);
         *free_bytes = share_free;

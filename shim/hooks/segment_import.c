@@ -90,7 +90,7 @@ static CUresult unmap(CUdeviceptr at, size_t mapped_bytes, size_t all_bytes, boo
                         break;
         }
         if (result == CUDA_SUCCESS && adopted)
-                gr_operations_drop(at);
+                gr_operations_disown(at);
         if (result == CUDA_SUCCESS)
                 gr_real.cuMemAddressFree(at, all_bytes);
         gr_unlock(&gr_mappings);
@@ -304,9 +304,9 @@ static CUresult finish_opening(CUdevice dev, struct opening *opening)
         if (result == CUDA_SUCCESS && !ended)
                 return result;
         if (result == CUDA_SUCCESS) {
-                gr_accounted_settle(gr_core.accounted,
-                                    gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, opening->import.base),
-                                    true);
+                gr_accounted_free_end(
+                        gr_core.accounted,
+                        gr_accounted_free_begin(gr_core.accounted, GR_MEMORY_IMPORTED, opening->import.base), true);
                 if (opening->all_bytes)
                         unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
                 else
@@ -366,11 +366,12 @@ int gr_segment_import_find(CUdeviceptr ptr, struct gr_segment_import *ret_import
  */
 static CUresult finish_closing(struct opening *opening)
 {
-        struct gr_accounted *entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, opening->import.base);
+        struct gr_accounted *entry =
+                gr_accounted_free_begin(gr_core.accounted, GR_MEMORY_IMPORTED, opening->import.base);
         CUresult result = close_memory(opening);
         bool gone;
 
-        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
+        gr_accounted_free_end(gr_core.accounted, entry, result == CUDA_SUCCESS);
         gr_lock(&table_lock);
         gone = result == CUDA_SUCCESS || opening->ended;
         if (gone) {
@@ -411,7 +412,7 @@ int gr_segment_import_close(CUdeviceptr base, CUresult *ret_result)
         return opening ? 0 : -ENOENT;
 }
 
-void gr_segment_import_end(CUcontext context)
+void gr_segment_import_drop_context(CUcontext context)
 {
         struct opening *opening, *tmp, *ended = NULL;
         GR_NO_CANCEL;

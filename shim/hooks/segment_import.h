@@ -46,7 +46,7 @@ int gr_segment_import_find(CUdeviceptr ptr, struct gr_segment_import *ret_import
  */
 int gr_segment_import_close(CUdeviceptr base, CUresult *ret_result);
 
-/* The context has been destroyed: unmaps what was open in it. */
-void gr_segment_import_end(CUcontext context);
+/* The context has gone: unmaps what was open in it. */
+void gr_segment_import_drop_context(CUcontext context);
 
 #endif

@@ -90,8 +90,8 @@ static uint64_t used(const struct pool *pool, uint64_t otherwise)
         return amount(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, otherwise);
 }
 
-/* Lock held. As gr_budget_settle, for one pool. */
-GR_HELD(lock) static bool settle(struct pool *pool, uint64_t precharged_bytes)
+/* Lock held. As gr_budget_correct, for one pool. */
+GR_HELD(lock) static bool correct(struct pool *pool, uint64_t precharged_bytes)
 {
         uint64_t now_bytes, used_bytes;
 
@@ -101,8 +101,8 @@ GR_HELD(lock) static bool settle(struct pool *pool, uint64_t precharged_bytes)
         pool->lost_bytes = frees_lost && now_bytes == 0 ? used_bytes : gr_min(pool->lost_bytes, used_bytes);
         assert(pool->lost_bytes <= used_bytes);
         used_bytes = gr_min(used_bytes - pool->lost_bytes, now_bytes);
-        return gr_budget_settle(pool->device, pool->kind, &pool->pooled, precharged_bytes, now_bytes,
-                                now_bytes - used_bytes);
+        return gr_budget_correct(pool->device, pool->kind, &pool->pooled, precharged_bytes, now_bytes,
+                                 now_bytes - used_bytes);
 }
 
 /* Lock held. NULL: not in the table. */
@@ -253,7 +253,7 @@ GR_HELD(lock) static bool reserve(struct pool *pool, uint64_t bytes)
         /* Returning idle memory of the pool makes room under the limit. */
         gr_real.cuMemPoolTrimTo(pool->handle,
                                 pool->pooled.reserved_bytes > bytes ? pool->pooled.reserved_bytes - bytes : 0);
-        settle(pool, 0);
+        correct(pool, 0);
         return gr_budget_charge(pool->device, pool->kind, bytes) == 0;
 }
 
@@ -265,7 +265,7 @@ GR_HELD(lock) static int call_limited(struct request *request, struct pool *pool
         bool within;
 
         gr_assert_locked(&lock);
-        settle(pool, 0);
+        correct(pool, 0);
         if (!reserve(pool, reserved)) {
                 /*
                  * Idle memory that was freed behind running work may serve a request of the same stream, without a
@@ -277,12 +277,12 @@ GR_HELD(lock) static int call_limited(struct request *request, struct pool *pool
                 reserved = 0;
         }
         result = call(request);
-        within = settle(pool, reserved);
+        within = correct(pool, reserved);
         if (result != CUDA_SUCCESS || within)
                 return gr_errno_of(result);
         /* The pool has grown beyond the limit. */
         request->give_back(request->ptr, request->stream);
-        settle(pool, 0);
+        correct(pool, 0);
         return -EDQUOT;
 }
 
@@ -569,7 +569,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
                  */
                 do {
                         used_bytes = used(pool, 0);
-                        settle(pool, 0);
+                        correct(pool, 0);
                         find_frees(handle);
                 } while (used(pool, 0) != used_bytes);
                 gr_operations_restore_captures(mode);
@@ -585,7 +585,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
                         left = 0;
                 else if (left > pool->pooled.reserved_bytes)
                         left = pool->pooled.reserved_bytes;
-                gr_budget_settle(pool->device, pool->kind, &pool->pooled, 0, left, 0);
+                gr_budget_correct(pool->device, pool->kind, &pool->pooled, 0, left, 0);
                 if (left > 0) {
                         struct orphans *orphan = &orphans[pool->device->ordinal];
 
@@ -745,14 +745,14 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_byte
                 gr_lock(&lock);
                 pool = known(handle);
                 if (pool)
-                        settle(pool, 0);
+                        correct(pool, 0);
                 gr_unlock(&lock);
         }
         return result;
 }
 
-/* Lock held. Settles all pools of the device; trim: returns their idle memory before. */
-GR_HELD(lock) static void settle_pools(struct gr_device *device, bool trim)
+/* Lock held. Corrects the charge of all pools of the device; trim: returns their idle memory before. */
+GR_HELD(lock) static void correct_pools(struct gr_device *device, bool trim)
 {
         gr_assert_locked(&lock);
         for (struct pool *pool = pools; pool; pool = pool->hh.next) {
@@ -760,7 +760,7 @@ GR_HELD(lock) static void settle_pools(struct gr_device *device, bool trim)
                         continue;
                 if (trim && gr_real.cuMemPoolTrimTo)
                         gr_real.cuMemPoolTrimTo(pool->handle, 0);
-                settle(pool, 0);
+                correct(pool, 0);
         }
 }
 
@@ -770,7 +770,7 @@ static void refresh(struct gr_device *device, bool trim)
         CUstreamCaptureMode mode = gr_operations_relax_captures();
 
         gr_lock(&lock);
-        settle_pools(device, trim);
+        correct_pools(device, trim);
         gr_unlock(&lock);
         gr_graph_memory_refresh(device, trim);
         gr_operations_restore_captures(mode);
@@ -797,7 +797,7 @@ void gr_stream_ordered_trim_host(void)
                 return;
         mode = gr_operations_relax_captures();
         gr_lock(&lock);
-        settle_pools(gr_core.host, true);
+        correct_pools(gr_core.host, true);
         gr_unlock(&lock);
         gr_operations_restore_captures(mode);
 }

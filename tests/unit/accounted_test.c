@@ -104,7 +104,7 @@ static void test_imported(void)
         GR_CHECK_EQ(atomic_load(&device->peak_reserved_bytes), 20 * MIB);
         gr_budget_share(device, 0, CARD, CARD, &free_bytes, &total_bytes);
         GR_CHECK_EQ(free_bytes, 12 * MIB);
-        gr_accounted_settle(core.accounted, gr_accounted_take(core.accounted, GR_MEMORY_IMPORTED, 5), 1);
+        gr_accounted_free_end(core.accounted, gr_accounted_free_begin(core.accounted, GR_MEMORY_IMPORTED, 5), 1);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_IMPORTED), 64 * MIB);
         gr_accounted_drop_owner(core.accounted, &owner);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_IMPORTED), 0);
@@ -164,13 +164,14 @@ static void test_ledger(void)
         start();
         GR_CHECK_EQ(charge(4 * MIB), 0);
         gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 77, &owner, 4 * MIB);
-        GR_CHECK(gr_accounted_take(core.accounted, GR_MEMORY_ARRAY, 77) == NULL); /* another memory kind's handle */
-        entry = gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 77);
+        GR_CHECK(gr_accounted_free_begin(core.accounted, GR_MEMORY_ARRAY, 77) ==
+                 NULL); /* another memory kind's handle */
+        entry = gr_accounted_free_begin(core.accounted, GR_MEMORY_MAPPED, 77);
         GR_CHECK(entry != NULL);
-        GR_CHECK(gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 77) == NULL);
-        gr_accounted_settle(core.accounted, entry, 0); /* the driver refused: still there */
+        GR_CHECK(gr_accounted_free_begin(core.accounted, GR_MEMORY_MAPPED, 77) == NULL);
+        gr_accounted_free_end(core.accounted, entry, 0); /* the driver refused: still there */
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 4 * MIB);
-        gr_accounted_settle(core.accounted, gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 77), 1);
+        gr_accounted_free_end(core.accounted, gr_accounted_free_begin(core.accounted, GR_MEMORY_MAPPED, 77), 1);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 0);
 
         /* A handle that comes back without a free in between: the old one is gone. */
@@ -181,16 +182,16 @@ static void test_ledger(void)
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 4 * MIB);
 
         /* While one is taken its handle is another's, or its owner ends: there is nothing to put back. */
-        entry = gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 78);
+        entry = gr_accounted_free_begin(core.accounted, GR_MEMORY_MAPPED, 78);
         GR_CHECK_EQ(charge(4 * MIB), 0);
         GR_CHECK_EQ(gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 78, &owner, 4 * MIB), 0);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 8 * MIB);
-        gr_accounted_settle(core.accounted, entry, 0);
+        gr_accounted_free_end(core.accounted, entry, 0);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 4 * MIB);
-        entry = gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 78);
+        entry = gr_accounted_free_begin(core.accounted, GR_MEMORY_MAPPED, 78);
         GR_CHECK(entry != NULL);
         gr_accounted_drop_owner(core.accounted, &owner);
-        gr_accounted_settle(core.accounted, entry, 0);
+        gr_accounted_free_end(core.accounted, entry, 0);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 0);
 
         GR_CHECK_EQ(charge(4 * MIB), 0);
@@ -227,12 +228,12 @@ static void test_nothing_is_lost(void)
         start();
         for (int i = 0; i < 40; i++) {
                 add(1);
-                gr_accounted_settle(core.accounted, gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 1), 1);
+                gr_accounted_free_end(core.accounted, gr_accounted_free_begin(core.accounted, GR_MEMORY_MAPPED, 1), 1);
                 add(1);
                 add(1);
                 add(2);
                 gr_accounted_drop_owner(core.accounted, &core);
-                gr_accounted_settle(core.accounted, NULL, i % 2);
+                gr_accounted_free_end(core.accounted, NULL, i % 2);
                 if (i == 0)
                         before = reserved_bytes();
         }
@@ -287,11 +288,11 @@ static void *add_one(void *arg)
 
 static void *take_one(void *arg)
 {
-        struct gr_accounted *entry = gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 1);
+        struct gr_accounted *entry = gr_accounted_free_begin(core.accounted, GR_MEMORY_MAPPED, 1);
 
         (void)arg;
         atomic_fetch_add(&done, 1);
-        gr_accounted_settle(core.accounted, entry, 1);
+        gr_accounted_free_end(core.accounted, entry, 1);
         return NULL;
 }
 

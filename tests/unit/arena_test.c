@@ -533,7 +533,7 @@ static void test_stale_changes(void)
         GR_CHECK_EQ(pthread_create(&thread, NULL, forget, &ptr), 0);
         while (atomic_load(&context->arenas_quiesced) == 0)
                 usleep(100);
-        GR_CHECK_EQ(gr_ledger_drop(core.ledger, first), GR_BLOCK_CACHED);
+        GR_CHECK_EQ(gr_ledger_make_gone(core.ledger, first), GR_BLOCK_CACHED);
         GR_CHECK_EQ(gr_block_add(&core, second, &stale), 0);
         atomic_store(&arena->lock.taken, 0);
         pthread_join(thread, NULL);

@@ -373,7 +373,7 @@ static void *do_deed(void *arg)
         case MERGE:
         case MERGE_SPLIT:
         case DEEDS:
-                gr_split_trim_settle(context);
+                gr_split_trim_merge_fastbins(context);
                 break;
         }
         atomic_store(&waiter->done, true);

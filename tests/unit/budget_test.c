@@ -489,23 +489,23 @@ static void test_group(void)
 }
 
 /* The charge of a pool of the driver follows what the driver says, up and down, also beyond the limit. */
-static void test_settle(void)
+static void test_correct(void)
 {
         struct gr_pooled pooled = {0};
 
         start(10 * PAGE);
         GR_CHECK_EQ(gr_budget_charge(&device, GR_MEMORY_STREAM_ORDERED, 4 * PAGE), 0); /* ahead of a call */
-        GR_CHECK(gr_budget_settle(&device, GR_MEMORY_STREAM_ORDERED, &pooled, 4 * PAGE, 6 * PAGE, PAGE));
+        GR_CHECK(gr_budget_correct(&device, GR_MEMORY_STREAM_ORDERED, &pooled, 4 * PAGE, 6 * PAGE, PAGE));
         GR_CHECK_EQ(charged(), 6 * PAGE);
         GR_CHECK_EQ(atomic_load(&device.idle_bytes), PAGE);
-        GR_CHECK(gr_budget_settle(&device, GR_MEMORY_STREAM_ORDERED, &pooled, 0, 3 * PAGE, 3 * PAGE));
+        GR_CHECK(gr_budget_correct(&device, GR_MEMORY_STREAM_ORDERED, &pooled, 0, 3 * PAGE, 3 * PAGE));
         GR_CHECK_EQ(charged(), 3 * PAGE);
         GR_CHECK_EQ(atomic_load(&device.idle_bytes), 3 * PAGE);
-        GR_CHECK(!gr_budget_settle(&device, GR_MEMORY_STREAM_ORDERED, &pooled, 0, 11 * PAGE, 0));
+        GR_CHECK(!gr_budget_correct(&device, GR_MEMORY_STREAM_ORDERED, &pooled, 0, 11 * PAGE, 0));
         GR_CHECK_EQ(charged(), 11 * PAGE);
         GR_CHECK_EQ(atomic_load(&device.kind_bytes[GR_MEMORY_STREAM_ORDERED]), 11 * PAGE);
         GR_CHECK_EQ(gr_budget_over(&device), PAGE);
-        GR_CHECK(gr_budget_settle(&device, GR_MEMORY_STREAM_ORDERED, &pooled, 0, 0, 0));
+        GR_CHECK(gr_budget_correct(&device, GR_MEMORY_STREAM_ORDERED, &pooled, 0, 0, 0));
         GR_CHECK_EQ(charged(), 0);
         GR_CHECK_EQ(atomic_load(&device.idle_bytes), 0);
         gr_budget_destroy(&device);
@@ -589,7 +589,7 @@ int main(void)
         test_group();
         test_no_memory();
         test_slab_given_out_early();
-        test_settle();
+        test_correct();
         test_large();
         test_other_size();
         test_limit_full_of_slabs();

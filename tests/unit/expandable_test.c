@@ -833,7 +833,7 @@ static void test_exported_in_order(bool decays)
         sg_work(context->handle, 0, b, 1);
         GR_CHECK_EQ(sg_free_in_order(&core, b, not_asked), 0);
         GR_CHECK(gpu_progress().done_ns < gpu_progress().submitted_ns);
-        gr_split_trim_left(context);
+        gr_split_trim_collect(context);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 10 * MIB);
         GR_CHECK(!gr_trim_has_none(context));
         gpu_sync();
@@ -844,7 +844,7 @@ static void test_exported_in_order(bool decays)
                         sg_advance(gr_decay_step_ns(&core));
                 }
         } else {
-                gr_split_trim_settle_all(&core, gpu_device()); /* as when the program asks what is free */
+                gr_split_trim_merge_and_collect(&core, gpu_device()); /* as when the program asks what is free */
         }
         GR_CHECK(gpu_device()->reserved_bytes <= 2 * MIB);
         gpu_settle();

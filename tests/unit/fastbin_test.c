@@ -53,7 +53,7 @@ static void test_exact(void)
         GR_CHECK_EQ(gr_ledger_find(core.ledger, b, &again), 0);
         GR_CHECK(first.generation != again.generation);
         gpu_give(c, 5 * MIB);
-        gr_split_trim_settle(context);
+        gr_split_trim_merge_fastbins(context);
         charged = gpu_device()->reserved_bytes;
         gpu_give(a, most);
         gpu_give(b, less);
@@ -61,7 +61,7 @@ static void test_exact(void)
         GR_CHECK_EQ(gpu_device()->reserved_bytes, charged);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
         gpu_give(a, 12 * MIB);
-        gr_split_trim_settle(context);
+        gr_split_trim_merge_fastbins(context);
         a = gpu_take(7 * MIB);
         b = gpu_take(7 * MIB);
         gpu_give(b, 7 * MIB);
@@ -222,7 +222,7 @@ static void test_threads(void)
         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
         gpu_give(other, 4 * MIB);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
-        gr_split_trim_settle(context);
+        gr_split_trim_merge_fastbins(context);
         hits = gpu_own_fastbins()->hits;
         frees = gpu_own_fastbins()->frees;
         gpu_give(a, 3 * MIB); /* handed out the slow path, and yet */
@@ -284,7 +284,7 @@ static void test_small(void)
                 ptrs[i] = gpu_take(bytes);
         for (int i = 0; i < COUNT; i++)
                 gpu_give(ptrs[i], bytes);
-        gr_split_trim_settle(context);
+        gr_split_trim_merge_fastbins(context);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
         GR_CHECK_EQ(gpu_own_fastbins()->large_bytes, 0);
         GR_CHECK_EQ(atomic_load(&context->split->waiting_bytes), COUNT * bytes);
@@ -340,7 +340,7 @@ static void test_slight_exact(void)
         larger = gpu_take(more);
         ptr = gpu_take(3 * MIB); /* so that the two stay apart from what follows */
         gpu_give(usable, 40 * MIB);
-        gr_split_trim_settle(context);
+        gr_split_trim_merge_fastbins(context);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         atomic_store(&gpu_device()->peak_live_bytes, 8192 * MIB); /* room for both */
         gpu_give(exact, slight);
@@ -385,7 +385,7 @@ static void test_waits_in_order(void)
                 GR_CHECK_EQ(sg_free(&core, b), 0);
                 GR_CHECK_EQ(gr_arenas_fastbins(context), early + late);
                 atomic_store(&core.waits_for_others, true);
-                gr_split_trim_settle(context);
+                gr_split_trim_merge_fastbins(context);
                 GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
                 GR_CHECK_EQ(gpu_take(early), a);
                 GR_CHECK_EQ(gpu_device()->reserved_bytes, charged);
@@ -409,10 +409,10 @@ static void test_told(void)
         gpu_give(a, MIB);
         GR_CHECK_EQ(gr_arenas_fastbins(context), MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
-        gr_split_trim_settle_all(&core, gpu_device());
+        gr_split_trim_merge_and_collect(&core, gpu_device());
         GR_CHECK_EQ(gr_budget_returnable(gpu_device()), 0);
         gpu_give(b, MIB);
-        gr_split_trim_settle_all(&core, gpu_device());
+        gr_split_trim_merge_and_collect(&core, gpu_device());
         GR_CHECK_EQ(gr_budget_returnable(gpu_device()), 2 * MIB);
         gpu_settle();
         gpu_end();
@@ -447,7 +447,7 @@ static void test_waits(void)
         GR_CHECK(core.counters.counts[GR_COUNTER_barriers] <= barriers + 2);
         gpu_give(b, 8 * MIB);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 8 * MIB);
-        gr_split_trim_settle(context);
+        gr_split_trim_merge_fastbins(context);
         GR_CHECK(context->split->waiting_bytes >= 8 * MIB); /* no thread would lay a barrier for a part of it */
         gpu_give(rest, 80 * MIB);
         gpu_settle();

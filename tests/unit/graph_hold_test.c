@@ -303,7 +303,7 @@ static void *unpark(void *arg)
 
 static void *collect(void *arg)
 {
-        GR_CHECK(!gr_graph_holds_collect(&core, context));
+        GR_CHECK(!gr_graph_holds_unpark(&core, context));
         ended = true;
         return arg;
 }

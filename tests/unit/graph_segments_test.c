@@ -425,10 +425,10 @@ static void test_exported(void)
         gr_pool_end_capture(hold, true);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         gpu_sync();
-        gr_split_trim_left(context);
+        gr_split_trim_collect(context);
         GR_CHECK_EQ(sg_used_bytes(0), 4 * MIB);
         last_graph_goes();
-        gr_split_trim_left(context);
+        gr_split_trim_collect(context);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         end();
 }
@@ -514,7 +514,7 @@ static void test_from_others(void)
         ordinary = gpu_take(8 * MIB);
         gpu_give(ordinary, 8 * MIB);
         gpu_sync();
-        gr_split_trim_settle(context);
+        gr_split_trim_merge_fastbins(context);
         settle();
         ours = take(8 * MIB);
         GR_CHECK_EQ(device->reserved_bytes, 8 * MIB);

@@ -123,7 +123,7 @@ static void test_stale(void)
         GR_CHECK_EQ(old->state, GR_BLOCK_GONE);
         GR_CHECK(!hand_out(old, 1));
         gr_ledger_remove(&ledger, old); /* must leave its successor alone */
-        GR_CHECK_EQ(gr_ledger_drop(&ledger, old), GR_BLOCK_GONE);
+        GR_CHECK_EQ(gr_ledger_make_gone(&ledger, old), GR_BLOCK_GONE);
         GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
         GR_CHECK_EQ(info.capacity_bytes, 8192);
         gr_block_free(old);
@@ -388,7 +388,7 @@ static void *do_deed(void *arg)
                 GR_CHECK(gr_ledger_remove(&ledger, block));
                 break;
         case DROP:
-                GR_CHECK_EQ(gr_ledger_drop(&ledger, block), GR_BLOCK_LIVE);
+                GR_CHECK_EQ(gr_ledger_make_gone(&ledger, block), GR_BLOCK_LIVE);
                 break;
         case CLAIM:
                 GR_CHECK_EQ(claim(BASE, &other), 0);

@@ -709,7 +709,7 @@ static void test_other_memory(void)
 
 static void end_one(void)
 {
-        gr_ledger_drop_context(core.ledger, one, gr_block_drop);
+        gr_ledger_drop_context(core.ledger, one, gr_block_uncharge_and_free);
 }
 
 static int group_reserve(void *arg, uint64_t bytes)

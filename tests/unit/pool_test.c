@@ -387,7 +387,7 @@ static void *leave(void *ptr)
 
 static void *drop_leaving(void *arg)
 {
-        gr_blocks_drop_leaving(context);
+        gr_blocks_drop(context);
         return arg;
 }
 

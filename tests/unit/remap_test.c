@@ -122,11 +122,11 @@ static void test_old_addresses(void)
                 uint64_t epoch = stale->freed_epoch;
 
                 stale->freed_epoch = UINT64_MAX; /* of work that goes on and on */
-                gr_remap_reap(context);
+                gr_remap_collect(context);
                 DL_COUNT(split->stale_pages, stale, count);
                 GR_CHECK_EQ(count, 1);
                 split->stale_pages->freed_epoch = epoch;
-                gr_remap_reap(context);
+                gr_remap_collect(context);
                 GR_CHECK(!split->stale_pages);
         }
         gr_unlock(&split->lock);
