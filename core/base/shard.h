@@ -24,10 +24,9 @@ struct gr_thread {
         unsigned shard;             /* index of its shard + 1; 0: none yet */
         unsigned runtimes;          /* bit r: runtime r has served this thread in context */
         void *handle;               /* the context that was current when last looked up */
-        uint64_t generation;        /* of the table of contexts at that look-up; 0: none yet */
+        uint64_t looked_up_version; /* gr_contexts_version at that look-up; 0: none yet */
         struct gr_context *context; /* of handle */
-        /* Generation in which handle is known to be current, so that the driver is not asked; 0: ask */
-        uint64_t current_generation;
+        uint64_t current_version;   /* while gr_contexts_version is this, handle is current; 0: ask the driver */
         struct gr_arena *hit_arena; /* arena of its last hit, where a free looks first */
         uint64_t bypass_until_ns;   /* until then, or until served again, its frees go to the driver; 0: to the cache */
 } __attribute__((aligned(GR_LINE_BYTES)));

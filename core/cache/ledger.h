@@ -51,7 +51,7 @@ struct gr_block {
         /* The open epoch when it was freed; guarded by the arena's lock while in a bin. Who caches it writes it. */
         uint64_t freed_epoch;
         struct gr_block *prev, *next; /* in the list that has it, guarded and written as that list */
-        _Atomic uint32_t generation;  /* how often it was handed out: arena.c, and gr_block_set_generation */
+        _Atomic uint32_t generation;  /* another one each time it is handed out: gr_block_set_generation */
         _Atomic uint16_t state;       /* and its home, see GR_HOME_SHIFT: arena.c, ledger.c, gr_block_restore */
         uint8_t class;
         _Atomic uint8_t flags; /* changed with the shard's lock held, by ledger.c */
@@ -164,7 +164,7 @@ struct gr_block_info {
         struct gr_context *context; /* that it was allocated in; may have ended since */
         size_t requested_bytes;     /* by the program, latest; may be less than capacity_bytes */
         size_t capacity_bytes;      /* what the block has */
-        uint32_t generation;        /* another one with each allocation that it serves */
+        uint32_t generation;        /* another one each time it is handed out */
         bool live;                  /* the program's; else cached */
         bool exported;              /* to another process or interface: its free goes to the driver */
         bool spilled;               /* host memory, in place of the device's */

@@ -29,7 +29,7 @@ struct green {
         CUdevice dev;
 };
 
-GR_HOT_DATA _Atomic uint64_t gr_context_generation = 1;
+GR_HOT_DATA _Atomic uint64_t gr_contexts_version = 1;
 
 /*
  * The process has had more than one context. Before that, a thread that once had the only context current, and has not
@@ -147,7 +147,7 @@ static struct gr_context *add(CUcontext handle, CUdevice dev)
         gr_operations_use_device(dev);
         if (!context || (!atomic_compare_exchange_strong(&only, &first, context) && first != context)) {
                 atomic_store(&several, true);
-                atomic_fetch_add(&gr_context_generation, 1);
+                atomic_fetch_add(&gr_contexts_version, 1);
         }
         return context;
 }
@@ -190,21 +190,21 @@ static struct gr_context *look_up(CUcontext handle)
 
 struct gr_context *gr_context_ask(void)
 {
-        uint64_t now = atomic_load_explicit(&gr_context_generation, memory_order_acquire);
+        uint64_t now = atomic_load_explicit(&gr_contexts_version, memory_order_acquire);
         CUcontext handle = NULL;
 
-        gr_thread.current_generation = 0;
+        gr_thread.current_version = 0;
         if (gr_real.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle)
                 return NULL;
-        if (gr_thread.handle != handle || gr_thread.generation != now) {
+        if (gr_thread.handle != handle || gr_thread.looked_up_version != now) {
                 GR_KEEP_ERRNO;
                 gr_thread.context = look_up(handle);
                 gr_thread.handle = handle;
                 gr_thread.runtimes = 0;
-                gr_thread.generation = gr_thread.context ? now : 0;
+                gr_thread.looked_up_version = gr_thread.context ? now : 0;
         }
         if (gr_thread.context && !atomic_load_explicit(&several, memory_order_acquire))
-                gr_thread.current_generation = now;
+                gr_thread.current_version = now;
         return gr_thread.context;
 }
 
@@ -227,7 +227,7 @@ struct gr_context *gr_context_visit(CUcontext handle)
                 return NULL;
         context = gr_context_ask();
         gr_real.cuCtxPopCurrent_v2(&handle);
-        gr_thread.current_generation = 0;
+        gr_thread.current_version = 0;
         return context;
 }
 
@@ -235,31 +235,31 @@ struct gr_context *gr_context_visit(CUcontext handle)
 GR_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
 {
         if (ctx != gr_thread.handle)
-                gr_thread.current_generation = 0;
+                gr_thread.current_version = 0;
         return GR_REAL(cuCtxSetCurrent, ctx);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx)
 {
-        gr_thread.current_generation = 0;
+        gr_thread.current_version = 0;
         return GR_REAL(cuCtxPushCurrent, ctx);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
 {
-        gr_thread.current_generation = 0;
+        gr_thread.current_version = 0;
         return GR_REAL(cuCtxPushCurrent_v2, ctx);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxPopCurrent(CUcontext *context)
 {
-        gr_thread.current_generation = 0;
+        gr_thread.current_version = 0;
         return GR_REAL(cuCtxPopCurrent, context);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *context)
 {
-        gr_thread.current_generation = 0;
+        gr_thread.current_version = 0;
         return GR_REAL(cuCtxPopCurrent_v2, context);
 }
 
@@ -269,7 +269,7 @@ static void ended(CUcontext handle)
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
         gr_lock_rank_assert_free_from(GR_RANK_LADDER); /* waits for visitors, which may take any lock from there on */
-        atomic_fetch_add(&gr_context_generation, 1);
+        atomic_fetch_add(&gr_contexts_version, 1);
         gr_captures_drop_context(handle);
         gr_operations_drop_context(handle);
         gr_segment_import_drop_context(handle);
@@ -313,7 +313,7 @@ static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made
 {
         GR_KEEP_ERRNO;
 
-        gr_thread.current_generation = 0;
+        gr_thread.current_version = 0;
         if (result == CUDA_SUCCESS && gr_shim_ready() && gr_device_use(dev)) {
                 if (made)
                         is_new(*context);
@@ -453,7 +453,7 @@ static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool c
         if (gr_shim_ready())
                 ending(ctx);
         result = real(ctx);
-        gr_thread.current_generation = 0;
+        gr_thread.current_version = 0;
         if (result == CUDA_SUCCESS && gr_shim_ready() && !(counted && is_alive(ctx, id)))
                 ended(ctx);
         else if (gr_shim_ready())
@@ -687,7 +687,7 @@ static CUresult green_destroy(CUgreenCtx handle)
                 *green = greens[--green_count];
         alias_count = 0;
         gr_unlock(&lock);
-        atomic_fetch_add(&gr_context_generation, 1);
+        atomic_fetch_add(&gr_contexts_version, 1);
         return result;
 }
 

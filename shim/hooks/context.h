@@ -11,14 +11,13 @@ struct gr_context *gr_context_ask(void);
  * Grows when a context ends or is no longer the only one: after that, no thread trusts the context that it remembers.
  * Never 0.
  */
-extern _Atomic uint64_t gr_context_generation GR_HIDDEN;
+extern _Atomic uint64_t gr_contexts_version GR_HIDDEN;
 
 /* The calling thread's current context; NULL where there is none or it cannot be managed. */
 static inline struct gr_context *gr_context_current(void)
 {
-        return __builtin_expect(gr_thread.current_generation ==
-                                        atomic_load_explicit(&gr_context_generation, memory_order_acquire),
-                                1)
+        return __builtin_expect(
+                       gr_thread.current_version == atomic_load_explicit(&gr_contexts_version, memory_order_acquire), 1)
                        ? gr_thread.context
                        : gr_context_ask();
 }

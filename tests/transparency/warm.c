@@ -173,7 +173,7 @@ static void enter_and_warm(struct gr_context *context, CUcontext handle)
         warm(context);
         gr_operations_restore_captures(mode);
         gr_real.cuCtxPopCurrent_v2(&handle);
-        gr_thread.current_generation = 0;
+        gr_thread.current_version = 0;
 }
 
 struct gr_context *__wrap_gr_core_context_add(struct gr_core *core, void *handle, int device)
