@@ -435,7 +435,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         gr_lock_rank_assert_free_from(GR_RANK_LADDER);
         assert(out_of_memory(climb->error) && climb->bytes > 0);
         assert(!ret_block == (climb->attempt != NULL)); /* only a climb for a block returns one */
-        core->collect(core);                            /* what graphs that have gone had is cached then */
+        core->collect(core);                            /* puts memory of graphs that have gone into the cache */
         /* The figure of stream-ordered memory that counts against the limit may be out of date. */
         if (rc == -EDQUOT && core->driver->refresh_pools &&
             atomic_load(&context->device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) > 0) {

@@ -28,7 +28,7 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr)
                 gr_block_uncharge_and_free(stale);
 }
 
-/* A request on the slow path, and what does not change while it is served. */
+/* A request on the slow path. Nothing of this changes while it is served. */
 struct request {
         struct gr_context *context;
         struct gr_arena *arena; /* the calling thread's own */
@@ -39,7 +39,7 @@ struct request {
 
 /*
  * The epoch of the oldest block in the calling thread's own bin, or fastbin, that would serve the request; 0: there is
- * none. For bins only where all blocks of the class have one size. Called after the fast path found it not usable.
+ * none, or the blocks of the class differ in size. The fast path has found that block not usable.
  */
 static uint64_t own_epoch(const struct request *request)
 {

@@ -187,7 +187,7 @@ static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uin
                 __builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES != before / GR_FENCE_CLOSE_BYTES, 0) &&
                 arena->open_bytes >= gr_fence_close_bytes(fence); /* checked once for each GR_FENCE_CLOSE_BYTES */
         if (*ret_should_close)
-                arena->open_bytes = 0; /* a capture may keep the epoch open: ask no more for a while */
+                arena->open_bytes = 0; /* else each free would ask again while a capture keeps the epoch open */
         return epoch;
 }
 

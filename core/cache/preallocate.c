@@ -142,7 +142,8 @@ bool gr_preallocate_wanted(struct gr_context *context, size_t bytes)
         if (earned && count_preallocated(context, gr_class_block_bytes(bytes), have, &bin_full))
                 return true;
         gr_arena_lock(arena);
-        if (bin_full) /* not where the bound for all bins together refused: that fence earns this bin no block */
+        /* The bin pays for a fence now. That earns it no block if the bound of all bins has just refused it one. */
+        if (bin_full)
                 bin->fences++;
         if (earned && !alone)
                 bin->cooldown = COOLDOWN_FENCES;

@@ -76,12 +76,16 @@ bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, ui
  */
 void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
-/* The same where the free must not wait: leaves all of it for gr_expandable_collect. The split's lock is held. */
+/*
+ * In place of gr_expandable_unstick where the free must not wait: leaves the extents from ptr to last for
+ * gr_expandable_collect. The split's lock is held.
+ */
 void gr_expandable_leave(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
 /*
- * Without waiting, gives back what was left so, once it is idle. It did not count as cached. Returns the bytes that the
- * device got back. Calls the driver; no lock held.
+ * Gives back the extents that gr_expandable_unstick and gr_expandable_leave have left for later, once the last of them
+ * is idle; until then it does nothing. Does not wait. They did not count as cached. Returns the bytes that the device
+ * got back. Calls the driver; no lock held.
  */
 uint64_t gr_expandable_collect(struct gr_context *context);
 

@@ -27,7 +27,10 @@ static bool is_busy(const struct gr_segment *segment)
         return range;
 }
 
-/* Whether a thread maps or unmaps memory of the graph segments: what it does counts as when it began. */
+/*
+ * Whether a thread is mapping or unmapping memory of the graph segments. It counts that memory by in_graphs, which must
+ * not change meanwhile.
+ */
 static bool are_busy(const struct gr_split *split)
 {
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
@@ -44,7 +47,10 @@ static bool differs(const struct gr_split *split, bool in_graphs)
         return false;
 }
 
-/* Waits until no thread does. Their calls of the driver do not wait for the GPU. */
+/*
+ * Before in_graphs changes: waits until no thread maps or unmaps memory of the graph segments. That takes only as long
+ * as a call of the driver, which does not wait for the GPU.
+ */
 GR_NOT_CHECKED static void wait_for_busy(struct gr_context *context, bool in_graphs)
 {
         struct gr_split *split = context->split;

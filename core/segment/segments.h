@@ -42,15 +42,19 @@ uint64_t gr_segment_stranded(const struct gr_segment *segment);
 /* Counts a range as used and not cached (+1), or as cached and not used (-1; its freed_epoch is set). */
 void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign);
 
-/* Whether ranges of the segment may be free ahead of their fence: the thread that hands one out then lays a barrier. */
+/*
+ * Whether freed ranges of the segment are free at once, ahead of their fence. The thread that hands one out then lays
+ * the barrier.
+ */
 bool gr_segments_free_ahead(struct gr_context *context, const struct gr_segment *segment);
 
 /* Appends a range that is no longer counted as used to the queue of those that wait for their epoch. */
 void gr_segments_wait(struct gr_split *split, struct gr_range *range);
 
 /*
- * Empties the fastbins of all arenas, or of one: their ranges are freed and merged. Those that do not go ahead of their
- * fence, and whose epoch is not usable, go into the queue, in the order of their epochs. False: they were empty.
+ * Takes all ranges out of the fastbins of all arenas, or of one. Those whose epoch is usable, or that may be free ahead
+ * of their fence, are freed and merged. The others go into the queue, at the place of their epoch. False: the fastbins
+ * were empty.
  */
 bool gr_segments_merge_fastbins(struct gr_context *context);
 bool gr_segments_merge_fastbins_of(struct gr_arena *arena);
@@ -58,7 +62,10 @@ bool gr_segments_merge_fastbins_of(struct gr_arena *arena);
 /* Frees the waiting ranges whose epoch has become usable; they leave the queue. */
 void gr_segments_free_usable(struct gr_context *context);
 
-/* Adds a range's block to the ledger, where what is left at its address goes. False: out of memory. */
+/*
+ * Adds a range's block to the ledger. A block that is still listed at its address is stale, and is removed. False: out
+ * of memory.
+ */
 bool gr_segments_list(struct gr_context *context, struct gr_block *block);
 
 /*

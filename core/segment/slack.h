@@ -25,9 +25,9 @@ bool gr_slack_has_room(struct gr_context *context, size_t request_bytes, uint64_
 bool gr_slack_is_exceeded(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
 /*
- * The same, but with the recent peak of live memory, for growth that the request could do without: with the peak since
- * the beginning, a program that once needed more would come to hold that much again after it was returned. Where
- * neither decay nor proactive reclaim has looked at the peak yet, the two are one.
+ * As gr_slack_is_exceeded, but with the recent peak of live memory (gr_budget_recent_peak), for growth that the request
+ * could do without. With the peak since the beginning, a program that once needed more would reserve as much again
+ * after that was returned. Before decay or proactive reclaim has looked for the first time, both peaks are the same.
  */
 bool gr_slack_is_exceeded_recently(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 

@@ -87,7 +87,7 @@ uint64_t gr_split_trim_most(struct gr_context *context, uint64_t most_bytes)
         struct gr_segment *segment = NULL;
         uint64_t gone;
 
-        gr_expandable_collect(context); /* it has left the cache before */
+        gr_expandable_collect(context); /* not part of the result: what this returns was not cached any more */
         gone = gr_expandable_trim(context, batch_bytes, most_bytes);
         if (gone > 0)
                 return gone;
@@ -114,7 +114,8 @@ uint64_t gr_split_trim_unneeded(struct gr_context *context)
         gr_budget_rotate_peak(context->device);
         gr_lock(&split->lock);
         bytes = split->surplus_low_bytes;
-        gr_segments_merge_fastbins(context); /* so that it counts from now on */
+        /* Ranges in fastbins count as used. Merged, they count as surplus until a request takes them. */
+        gr_segments_merge_fastbins(context);
         split->surplus_low_bytes = split->surplus_bytes;
         gr_unlock(&split->lock);
         return bytes;

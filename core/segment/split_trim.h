@@ -25,15 +25,13 @@ uint64_t gr_split_trim_unneeded(struct gr_context *context);
 void gr_split_trim_merge_fastbins(struct gr_context *context);
 
 /*
- * The same in all contexts of a device, before gr_budget_share: what they keep from the driver is free, too, and what
- * blocks of the program keep from it is not. Then gr_split_trim_collect.
+ * In all contexts of a device, before gr_budget_share: merges their fastbins, and collects (gr_split_trim_collect).
+ * Ranges in fastbins count as used, so the free memory beside them would count as stranded. After this only blocks of
+ * the program strand memory.
  */
 void gr_split_trim_merge_and_collect(struct gr_core *core, struct gr_device *device);
 
-/*
- * Gives back, once it is idle, what was freed and must not be reused, and was left for later (gr_expandable_collect).
- * Does not wait.
- */
+/* Closes the open epoch, if anything is left for later, and gives that back if it is idle (gr_expandable_collect). */
 void gr_split_trim_collect(struct gr_context *context);
 
 /* Whether there is no surplus, and nothing was left for later. */

@@ -54,10 +54,16 @@ uint64_t gr_capture_number(const void *stream, CUcontext current);
  */
 void gr_capture_became(uint64_t number, CUgraph graph);
 
-/* Whether a graph, or what was made of one, has a user object of this library. Any thread. */
+/*
+ * Whether any graph, or anything made of one, still has a user object of this library, by which the driver tells it
+ * that the graph has gone. Any thread.
+ */
 bool gr_captures_have_objects(void);
 
-/* Removes the capture with this number and all captures of the context from the list; 0 and NULL match none. */
+/*
+ * Captures have ended: the one with this number (0: none) and all of this context (NULL: none). Takes them off the
+ * list, and off the users of their holds.
+ */
 void gr_capture_over(uint64_t number, CUcontext context);
 
 /* The context has gone, and with it the captures on its streams. */

@@ -202,8 +202,9 @@ static int give_back(void *arg, uint64_t ptr)
 }
 
 /*
- * A pooled block freed in stream order: its epoch covers all work submitted before this call, not only that of the
- * stream. A capturing stream refuses memory that no graph allocated, and the block stays the program's.
+ * A free in stream order. A block of the pool is cached at once, as at any other free: its epoch covers all work that
+ * was submitted before, on all streams. While the stream captures, the driver is asked instead. It refuses memory that
+ * no graph allocated, so the program still has the block.
  */
 static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, __typeof__(cuMemFreeAsync) *real)
 {
@@ -222,7 +223,7 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, 
         rc = gr_pool_free_in_order(&gr_core, dptr, give_back, &request);
         if (rc != -ENOENT)
                 return gr_result(rc);
-        GR_NO_CANCEL; /* the free is on a list while the driver is called */
+        GR_NO_CANCEL; /* else a thread that ends in the driver would leave `freed`, on its stack, in a list */
         gr_stream_ordered_free_begin(&freed, dptr);
         result = real(dptr, stream);
         gr_stream_ordered_free_end(&freed, result);

@@ -26,10 +26,13 @@ CUresult gr_stream_ordered_free(CUdeviceptr ptr);
 struct gr_stream_ordered_free {
         struct gr_stream_ordered_free *prev, *next;
         CUdeviceptr ptr;
-        /* Where the pool of the memory has been destroyed before the driver freed it: its size and device; else 0. */
+        /* The memory's size and device, if its pool was destroyed after this free began; else 0. */
         uint64_t orphan_bytes;
         int device;
-        /* cuMemPoolDestroy writes these before it knows whether the driver destroys the pool: they become the above. */
+        /*
+         * The same, noted just before a pool is destroyed, as the driver cannot tell afterwards. Becomes the above if
+         * the driver does destroy it.
+         */
         uint64_t found_bytes;
         int found_device;
         bool noted; /* in the list of those that have begun */
