@@ -120,20 +120,30 @@ int gr_split_grow_for_graph(struct gr_context *context, size_t bytes, struct gr_
 void gr_split_end_graphs(struct gr_context *context);
 
 /*
- * Of ranges that were freed and belong to the caller, who has not given them back (flags GR_BLOCK_SPLIT alone). Their
- * context may end meanwhile: then nothing happens. The split's lock is not held.
- *
- * gr_split_cut makes block bytes long, in units, and returns the rest, which is the caller's, too. NULL: block is no
- * longer than that, or there is no memory for the structures; it is as it was.
- *
- * gr_split_join merges block with the ranges before and behind it that leave: those of which leaves says so, which is
- * called with the lock held and takes them out of their list. Returns the block that there is now.
- *
- * gr_split_is_small: whether block lies in a segment for requests up to 1 MiB.
+ * The next three are for ranges that the program has freed and the caller keeps (parked ones, alloc/graph_hold.h). The
+ * split's lock is not held. If the context has gone, block is unchanged and the answer is NULL, block or false.
+ */
+
+/*
+ * Shortens block, whose only flag is GR_BLOCK_SPLIT, to bytes, at most its capacity, rounded up to
+ * GR_SPLIT_UNIT_BYTES. Returns the rest as a block, which is the caller's, too. NULL: there is no rest, or no host
+ * memory for its structure; block is unchanged.
+ */
+struct gr_block *gr_split_cut(struct gr_block *block, size_t bytes);
+
+/*
+ * Whether the used range adjacent is to be merged: true means that the function has taken it out of the caller's list.
+ * Called with the split's lock held.
  */
 typedef bool gr_split_leaves(struct gr_block *adjacent, void *arg);
-struct gr_block *gr_split_cut(struct gr_block *block, size_t bytes);
+
+/*
+ * Merges block, whose only flag is GR_BLOCK_SPLIT, with the ranges right before and behind it for which leaves is true.
+ * Returns the merged block; the structures of the others are freed. Cannot fail.
+ */
 struct gr_block *gr_split_join(struct gr_block *block, gr_split_leaves *leaves, void *arg);
+
+/* Whether block, a range, lies in a segment for requests up to 1 MiB. */
 bool gr_split_is_small(struct gr_block *block);
 
 /*
