@@ -6,10 +6,12 @@
 #include "base/arith.h"
 #include "base/counters.h"
 #include "base/size_class.h"
+#include "cache/bins_trim.h"
 #include "context/context.h"
 #include "fence/fence.h"
 #include "host/pinned.h"
 #include "reclaim/trim.h"
+#include "segment/split_trim.h"
 
 #define PACE_NS UINT64_C(1000000) /* between two batches, so that other threads get to call the driver */
 
@@ -37,14 +39,14 @@ uint64_t gr_decay_step_ns(const struct gr_core *core)
 /* What no request needed since the last call, of a size class or of the segments. */
 static uint64_t unneeded(struct gr_context *context, unsigned kind)
 {
-        return kind == GR_DECAY_SEGMENTS ? gr_trim_segments_unneeded(context) : gr_trim_unneeded(context, kind);
+        return kind == GR_DECAY_SEGMENTS ? gr_split_trim_unneeded(context) : gr_bins_trim_unneeded(context, kind);
 }
 
 /* Returns idle memory of a size class or of the segments, at most most_bytes. Returns the bytes that left the cache. */
 static uint64_t return_idle(struct gr_context *context, unsigned kind, uint64_t most_bytes)
 {
-        return kind == GR_DECAY_SEGMENTS ? gr_trim_segments(context, most_bytes)
-                                         : gr_trim_class(context, kind, most_bytes);
+        return kind == GR_DECAY_SEGMENTS ? gr_split_trim_most(context, most_bytes)
+                                         : gr_bins_trim_class(context, kind, most_bytes);
 }
 
 /*
@@ -185,7 +187,7 @@ static bool decay_one(struct gr_context *context, void *arg)
                 decay->stepped_ns += passed * step_ns;
                 gr_fence_close(context->fence);
                 gr_fence_poll(context->fence);
-                gr_trim_collect(context);
+                gr_split_trim_collect(context);
                 return_due(context, steps);
         }
         if (!round->next_ns || decay->stepped_ns + step_ns < round->next_ns)

@@ -27,36 +27,6 @@ uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
         return back + want_bytes;
 }
 
-uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most_bytes)
-{
-        return gr_bins_trim_class(context, class, most_bytes);
-}
-
-uint64_t gr_trim_segments(struct gr_context *context, uint64_t most_bytes)
-{
-        uint64_t bytes;
-
-        gr_budget_releases_begin(context->device);
-        bytes = gr_split_trim_most(context, most_bytes);
-        gr_budget_releases_end(context->device, bytes);
-        return bytes;
-}
-
-uint64_t gr_trim_unneeded(struct gr_context *context, unsigned class)
-{
-        return gr_bins_trim_unneeded(context, class);
-}
-
-uint64_t gr_trim_segments_unneeded(struct gr_context *context)
-{
-        return gr_split_trim_unneeded(context);
-}
-
-void gr_trim_collect(struct gr_context *context)
-{
-        gr_split_trim_collect(context);
-}
-
 bool gr_trim_has_none(struct gr_context *context)
 {
         for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)

@@ -87,22 +87,21 @@ uint64_t gr_split_trim_most(struct gr_context *context, uint64_t most_bytes)
         struct gr_segment *segment = NULL;
         uint64_t gone;
 
+        gr_budget_releases_begin(context->device);
         gr_expandable_collect(context); /* not part of the result: what this returns was not cached any more */
         gone = gr_expandable_trim(context, batch_bytes, most_bytes);
-        if (gone > 0)
-                return gone;
-        gr_lock(&split->lock); /* the queue was looked at just now */
-        for (size_t i = 0; i < split->segment_count && !segment; i++) {
+        gr_lock(&split->lock); /* ranges whose epoch is usable have just left the queue */
+        for (size_t i = 0; i < split->segment_count && gone == 0; i++) {
                 if (split->segments[i]->bytes > most_bytes || !segment_idle(context, split->segments[i]))
                         continue;
                 segment = split->segments[i];
+                gone = segment->bytes;
                 gr_segments_remove(context, i);
         }
         gr_unlock(&split->lock);
-        if (!segment)
-                return 0;
-        gone = segment->bytes;
-        gr_segments_release(context, &segment, 1);
+        if (segment)
+                gr_segments_release(context, &segment, 1);
+        gr_budget_releases_end(context->device, gone);
         return gone;
 }
 

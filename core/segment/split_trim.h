@@ -15,10 +15,13 @@ struct gr_device;
  */
 uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes);
 
-/* The same for decay: no more than most_bytes, and a batch. Returns the bytes that left the cache. */
+/*
+ * For decay: gives idle free segments and extents back, at most most_bytes and one batch. Returns the bytes that left
+ * the cache.
+ */
 uint64_t gr_split_trim_most(struct gr_context *context, uint64_t most_bytes);
 
-/* The low water of the surplus: what no request needed since the last call. */
+/* The low water of the surplus: what no request needed since the last call. Starts it anew, with merged fastbins. */
 uint64_t gr_split_trim_unneeded(struct gr_context *context);
 
 /* Empties the fastbins and merges their ranges, so that whole extents become free and can go back. */

@@ -6,10 +6,10 @@
 #include <unistd.h>
 
 #include "alloc/pool.h"
+#include "cache/bins_trim.h"
 #include "cache/block.h"
 #include "check.h"
 #include "core.h"
-#include "reclaim/trim.h"
 #include "scripted.h"
 
 #define MANY   4096 /* more than an arena remembers */
@@ -274,8 +274,8 @@ static void test_empty_bins(void)
                 if (class < GR_CLASS_EXACT)
                         GR_CHECK_EQ(gr_arena_move(other, own, class, 1, UINT64_MAX), 0);
                 GR_CHECK(gr_arena_take(other, class, class, 1, SIZE_MAX) == NULL);
-                GR_CHECK_EQ(gr_trim_class(context, class, UINT64_MAX), 0);
-                GR_CHECK_EQ(gr_trim_unneeded(context, class), 0);
+                GR_CHECK_EQ(gr_bins_trim_class(context, class, UINT64_MAX), 0);
+                GR_CHECK_EQ(gr_bins_trim_unneeded(context, class), 0);
         }
         alarm(0);
         atomic_store(&other->lock.taken, 0);
@@ -332,15 +332,15 @@ static void test_unneeded(void)
         for (int i = 0; i < 4; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
-        GR_CHECK_EQ(gr_trim_unneeded(context, class), 0);
+        GR_CHECK_EQ(gr_bins_trim_unneeded(context, class), 0);
         for (int i = 0; i < 3; i++)
                 ptrs[i] = alloc(4096);
         for (int i = 0; i < 3; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK_EQ(sg_free(&core, alloc(4096)), 0);
-        GR_CHECK_EQ(gr_trim_unneeded(context, class), 4096);
-        GR_CHECK_EQ(gr_trim_unneeded(context, class), 4 * 4096);
+        GR_CHECK_EQ(gr_bins_trim_unneeded(context, class), 4096);
+        GR_CHECK_EQ(gr_bins_trim_unneeded(context, class), 4 * 4096);
 
         /* Where blocks of a class have several sizes, it is those of the oldest. */
         class = gr_class_of(33 * MIB);
@@ -349,8 +349,8 @@ static void test_unneeded(void)
         ptrs[1] = alloc(35 * MIB);
         for (int i = 0; i < 2; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
-        GR_CHECK_EQ(gr_trim_unneeded(context, class), 0);
-        GR_CHECK_EQ(gr_trim_unneeded(context, class), (34 + 36) * MIB);
+        GR_CHECK_EQ(gr_bins_trim_unneeded(context, class), 0);
+        GR_CHECK_EQ(gr_bins_trim_unneeded(context, class), (34 + 36) * MIB);
         finish();
 }
 
@@ -426,11 +426,11 @@ static void *do_deed(void *arg)
                 gr_arenas_quiesce(context);
                 break;
         case TRIM:
-                GR_CHECK(gr_trim_class(context, class, UINT64_MAX) > 0);
+                GR_CHECK(gr_bins_trim_class(context, class, UINT64_MAX) > 0);
                 break;
         case UNNEEDED:
         case DEEDS:
-                gr_trim_unneeded(context, class);
+                gr_bins_trim_unneeded(context, class);
                 break;
         }
         atomic_store(&waiter->done, true);

@@ -550,7 +550,7 @@ static void test_not_quiet(enum occasion occasion)
         if (occasion == TRIM)
                 GR_CHECK_EQ(gr_trim(context, 2 * MIB), 6 * MIB);
         else if (occasion == DECAY)
-                GR_CHECK_EQ(gr_trim_segments(context, 2 * MIB), 0); /* it was not cached */
+                GR_CHECK_EQ(gr_split_trim_most(context, 2 * MIB), 0); /* it was not cached */
         else if (occasion == LADDER)
                 GR_CHECK_EQ(gr_rung_run(context, GR_RUNG_SYNC, MIB), 6 * MIB);
         if (occasion == FREE)

@@ -5,6 +5,7 @@
 #include "alloc/pool.h"
 #include "base/log.h"
 #include "base/metadata.h"
+#include "cache/bins_trim.h"
 #include "cache/block.h"
 #include "check.h"
 #include "core.h"
@@ -971,7 +972,7 @@ static void test_short_looks(void)
                 end = end->next;
         after = end->next;
         end->next = gr_check_wall();
-        GR_CHECK_EQ(gr_trim_class(context, class, 4095), 0); /* each is too large */
+        GR_CHECK_EQ(gr_bins_trim_class(context, class, 4095), 0); /* each is too large */
         end->next = after;
         GR_CHECK(gr_trim(context, UINT64_MAX) > 0);
         GR_CHECK_EQ(cached(), 0);
