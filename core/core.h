@@ -89,7 +89,7 @@ void gr_core_context_drop(struct gr_context *context);
 void gr_core_will_wait(struct gr_core *core);
 
 /*
- * The same for work that the program itself gives to a stream. gr_core_stream_waits follows each
+ * As gr_core_will_wait, for work that the program itself gives to a stream. gr_core_stream_waits follows each
  * gr_core_stream_will_wait once the driver has that work; until then nobody can say that the wait is over.
  */
 void gr_core_stream_will_wait(struct gr_core *core);

@@ -191,7 +191,7 @@ static inline uint64_t gr_budget_releases_begun(struct gr_device *device)
 /* The block has gone back to the driver: uncharges it. Returns the bytes that the device got back. */
 uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capacity_bytes);
 
-/* The same for memory that is no block of the pool, in bytes as the driver takes them. -EDQUOT: the hard limit. */
+/* For memory that is no block of the pool, in bytes as the driver takes them. -EDQUOT: the hard limit. */
 int gr_budget_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes);
 void gr_budget_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes);
 
@@ -293,7 +293,7 @@ static inline uint64_t gr_budget_live(struct gr_device *device)
         return not_cached > rest ? not_cached - rest : 0;
 }
 
-/* The part of it that the program has not freed: the rest is parked for graphs. */
+/* The part of the live memory that the program has not freed: the rest is parked for graphs. */
 static inline uint64_t gr_budget_live_unfreed(struct gr_device *device)
 {
         uint64_t parked = atomic_load(&device->graph_bytes), live = gr_budget_live(device);

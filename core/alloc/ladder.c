@@ -33,12 +33,12 @@
 /* Most tries of TRIM and of SYNC: other threads may be faster to take what these return or make usable. */
 #define RETURN_TRIES    16
 #define NEIGHBOUR_TRIES 2 /* each may take the full deadline; the second only if the first gave something */
-#define WAIT_LOOK_NS    UINT64_C(500000)  /* WAIT: between looks at what this process freed */
-#define WAIT_FIRST_NS   UINT64_C(2000000) /* WAIT: between questions to driver and neighbours, at first */
-/* The same in the end: memory that another process leaves free for a shorter time may be missed. */
-#define WAIT_MOST_NS UINT64_C(50000000)
-#define EXTRA_BYTES  (UINT64_C(64) << 20) /* room that gr_ladder_make_room adds for what the driver takes besides */
-#define HOLDERS      3                    /* classes that the report names */
+#define WAIT_LOOK_NS    UINT64_C(500000) /* WAIT: between looks at what this process freed */
+/* WAIT: between questions to driver and neighbours, at first and in the end. What is free for less may be missed. */
+#define WAIT_FIRST_NS UINT64_C(2000000)
+#define WAIT_MOST_NS  UINT64_C(50000000)
+#define MARGIN_BYTES  (UINT64_C(64) << 20) /* that gr_ladder_make_room adds, for what the driver takes besides */
+#define HOLDERS       3                    /* classes that the report names */
 
 /* One failed request, and what each rung gave for it. */
 struct climb {
@@ -504,7 +504,7 @@ int gr_ladder_climb_for(struct gr_context *context, size_t bytes, int (*attempt)
 void gr_ladder_make_room(struct gr_context *context, uint64_t bytes)
 {
         static const enum gr_rung rungs[] = {GR_RUNG_TRIM, GR_RUNG_SYNC};
-        uint64_t want = bytes + EXTRA_BYTES, have, total;
+        uint64_t want = bytes + MARGIN_BYTES, have, total;
 
         for (unsigned i = 0; i < 2 && gr_budget_cached(context->device) > 0; i++) {
                 if (context->core->driver->mem_info(context->handle, &have, &total) || have >= want)

@@ -43,8 +43,8 @@ int gr_ladder_climb(struct gr_context *context, size_t bytes,
                     struct gr_block **ret_block);
 
 /*
- * The same for memory that is not a block: attempt charges and allocates it, and is called after each rung. Cached
- * blocks do not serve. 0 as soon as attempt returns 0; else as gr_ladder_climb.
+ * The whole ladder for memory that is not a block: attempt charges and allocates it, and is called after each rung.
+ * Cached blocks do not serve. 0 as soon as attempt returns 0; else as gr_ladder_climb.
  */
 int gr_ladder_climb_for(struct gr_context *context, size_t bytes, int (*attempt)(void *arg), void *arg,
                         int first_error);

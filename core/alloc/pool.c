@@ -150,7 +150,7 @@ static bool hand_out_by_ledger(struct gr_block *block, size_t bytes, uint64_t *r
         return true;
 }
 
-/* The same, with the thread's arena as its home where that may be. */
+/* Hands the caller's block to the program, with the thread's arena as its home if it may have one. False: as above. */
 static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 {
         *ret_ptr = gr_arena_adopt(block, bytes);

@@ -30,7 +30,7 @@ struct gr_block *gr_source_take(struct gr_context *context, size_t bytes, bool m
 int gr_source_fresh(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg,
                     struct gr_block **ret_block);
 
-/* The same by the driver's plain allocation, whatever the pool kind. */
+/* As gr_source_fresh, but never from segments: by allocate, or by the driver's plain allocation. */
 int gr_source_fresh_plain(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg,
                           struct gr_block **ret_block);
 

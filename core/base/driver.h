@@ -79,8 +79,8 @@ struct gr_driver {
         int (*context_sync)(void *context);
 
         /*
-         * The same by one of the driver's frees, which waits by itself. It needs no device memory, and captures survive
-         * it. -ENOMEM: the host has no memory for it. NULL: the driver has no such free.
+         * As context_sync, by one of the driver's frees, which waits by itself. It needs no device memory, and captures
+         * survive it. -ENOMEM: the host has no memory for it. NULL: the driver has no such free.
          */
         int (*context_drain)(void *context);
 
@@ -93,7 +93,7 @@ struct gr_driver {
         /* Trims the driver's own caches of the device: memory pools and graph memory. */
         void (*trim_pools)(void *context, int device);
 
-        /* The same for pools of host memory. NULL: there are none. */
+        /* Trims the driver's own pools of host memory. NULL: there are none. */
         void (*trim_host_pools)(void);
 
         /* Allocates host memory that the device reaches at *ret_ptr; context is current. NULL: the driver cannot. */

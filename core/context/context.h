@@ -169,7 +169,7 @@ static inline void gr_count(struct gr_core *core, enum gr_counter counter, uint6
 struct gr_context *gr_context_find(struct gr_core *core, void *handle);
 
 /*
- * The same with contexts_lock held. Where another thread is just adding the context, the lock is released until it has:
+ * gr_context_find with contexts_lock held. If another thread is adding the context, the lock is released until it has:
  * the context's work may touch any block of its device at once, so all fences must cover it before it is used.
  */
 struct gr_context *gr_context_find_locked(struct gr_core *core, void *handle);

@@ -185,7 +185,7 @@ static inline uint64_t gr_fence_freed(struct gr_fence *fence, uint64_t bytes)
         return epoch;
 }
 
-/* The same for a block that goes into a bin of arena shard, whose lock is held: taking it was the full barrier. */
+/* As gr_fence_freed, for a block that goes into a bin of arena shard. Its lock is held: that was the full barrier. */
 static inline uint64_t gr_fence_freed_into(struct gr_fence *fence, unsigned shard, uint64_t bytes)
 {
         _Atomic uint64_t *part = &fence->arena_freed_bytes.shards[shard].part;
@@ -228,7 +228,7 @@ static inline uint64_t gr_fence_quarantine_bytes(struct gr_fence *fence)
  */
 int gr_fence_close(struct gr_fence *fence);
 
-/* The same unless another thread has the turn to fence: for callers in no hurry, which call again. */
+/* As gr_fence_close, but not while another thread has the turn to fence: for callers in no hurry, which call again. */
 void gr_fence_close_soon(struct gr_fence *fence);
 
 /*
@@ -270,7 +270,8 @@ bool gr_fence_barrier_is_safe(struct gr_fence *fence);
 int gr_fence_barrier(struct gr_fence *fence);
 
 /*
- * The same for blocks of this and earlier epochs. A barrier of another thread, waited for briefly, may serve as well.
+ * As gr_fence_barrier, for blocks of this and earlier epochs only: a barrier of another thread, waited for briefly, may
+ * serve as well.
  */
 int gr_fence_barrier_for(struct gr_fence *fence, uint64_t epoch);
 
@@ -297,8 +298,8 @@ int gr_fence_sync(struct gr_fence *fence);
 int gr_fence_wait_work(struct gr_fence *fence);
 
 /*
- * The same for all contexts that may use the memory, also those that the fence has no room for: all of the device, and
- * those of other devices if one of them is an accessor. The work of one in which a kernel failed is over.
+ * Waits for all work of all contexts that may use the memory, also of those that the fence has no room for: all of the
+ * device, and those of other devices if one of them is an accessor. The work of one in which a kernel failed is over.
  */
 int gr_fence_wait_all(struct gr_fence *fence);
 

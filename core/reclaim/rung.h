@@ -26,7 +26,7 @@ extern const char *const gr_rung_words[GR_RUNG_COUNT];
 uint64_t gr_rung_run(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes);
 
 /*
- * The same. held: the device's ladder_lock where the caller has it, else NULL; it is released while the host waits.
+ * As gr_rung_run. held: the device's ladder_lock if the caller has it, else NULL; it is released while the host waits.
  * *ret_overtaken: whether other threads freed memory during such a wait, so that another run may give more.
  */
 uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, struct gr_lock *held,

@@ -172,7 +172,7 @@ int gr_region_parse_file_name(const char *file, char *ret_group, char *ret_uuid)
  */
 int gr_region_default_dir(bool create, char *buf, size_t buf_bytes);
 
-/* The same below another folder than /dev/shm. */
+/* As gr_region_default_dir, below the folder base in place of /dev/shm. */
 int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_bytes);
 
 /*

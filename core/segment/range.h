@@ -122,7 +122,7 @@ void gr_range_leave(struct gr_split *split, struct gr_range *range);
 /* Frees a range that is in no list: it is merged with adjacent free ranges, and gets the latest epoch of all. */
 void gr_range_free(struct gr_split *split, struct gr_range *range);
 
-/* The same for a list (utlist's DL) of ranges in state FREED; what is merged enters its free list only once. */
+/* As gr_range_free, for a list (utlist's DL) of ranges in state FREED; what merges enters its free list only once. */
 void gr_range_free_all(struct gr_split *split, struct gr_block *freed);
 
 /*

@@ -79,7 +79,7 @@ static uint64_t above(struct gr_device *device, uint64_t peak, size_t request_by
         return reserved + growth_bytes > line ? reserved + growth_bytes - line : 0;
 }
 
-/* The same above the bound: a share, which depends on the credit, above the peak of live memory since the beginning. */
+/* As above, with the peak since the beginning and the share that the credit allows: that is the bound. */
 static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, int64_t credit_ns)
 {
         struct gr_device *device = context->device;

@@ -22,7 +22,7 @@ static bool segment_idle(struct gr_context *context, const struct gr_segment *se
                gr_fence_idle(context->fence, range->block.freed_epoch);
 }
 
-/* Takes idle segments out, until want_bytes or room: one that suffices, else large ones before small ones. */
+/* Takes idle segments out, until want_bytes or room of them: one that suffices, else large ones before small ones. */
 static size_t take_idle(struct gr_context *context, uint64_t want_bytes, struct gr_segment **segments, size_t room)
 {
         struct gr_split *split = context->split;

@@ -10,7 +10,7 @@ void gr_device_init(void (*note_use)(void));
 /* The device's budget, with its limits set; NULL: there is no such device, or the driver does not tell its size. */
 struct gr_device *gr_device_get(CUdevice device);
 
-/* The same, called before anything is charged there: also calls note_use and joins the region. */
+/* As gr_device_get, and calls note_use and joins the region. Called before anything is charged to the device. */
 struct gr_device *gr_device_use(CUdevice device);
 
 #endif

@@ -31,7 +31,7 @@ struct gr_capture {
  */
 const void *gr_capture_identity(CUstream stream, bool null_is_per_thread);
 
-/* The same for the calling thread's per-thread stream. */
+/* gr_capture_identity of the calling thread's per-thread stream. */
 const void *gr_capture_own_stream(void);
 
 /*

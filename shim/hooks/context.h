@@ -25,7 +25,7 @@ static inline struct gr_context *gr_context_current(void)
 /* The context of a handle, which need not be current; NULL where the library does not know it yet. */
 struct gr_context *gr_context_known(CUcontext handle);
 
-/* The same; an unknown context is made current for a moment and added. NULL if the driver refuses that. */
+/* As gr_context_known, but an unknown context is made current for a moment and added. NULL: the driver refuses that. */
 struct gr_context *gr_context_visit(CUcontext handle);
 
 /*

@@ -310,7 +310,7 @@ static bool will_wait(void)
         return true;
 }
 
-/* The same for work on a stream; some of it also writes to memory. */
+/* As will_wait, for work on a stream; some of it also writes to memory. */
 static bool stream_will_wait(CUstream stream, bool null_is_own)
 {
         if (gr_captures_are_open())

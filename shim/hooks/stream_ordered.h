@@ -7,10 +7,10 @@
 /* Corrects the charge for the driver's own pools and graph memory of the device. Does not wait for the GPU. */
 void gr_stream_ordered_refresh(struct gr_device *device);
 
-/* The same after trimming all pools: the default one and the program's. A context of device is current. */
+/* Trims all pools of the device, the default one and the program's, and refreshes. A context of device is current. */
 void gr_stream_ordered_trim(struct gr_device *device);
 
-/* The same for pools of host memory. */
+/* Trims the pools of host memory, and corrects their charge. */
 void gr_stream_ordered_trim_host(void);
 
 /*

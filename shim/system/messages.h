@@ -22,8 +22,8 @@ socklen_t gr_message_address(uint64_t number, struct sockaddr_un *address);
 int gr_message_off_streams(int fd);
 
 /*
- * The same, and registers the descriptor until gr_message_end closes it. A child that the program forks meanwhile
- * closes what is registered (gr_message_forget). Where the register is full, it stays open in the child.
+ * As gr_message_off_streams, and registers the descriptor until gr_message_end closes it. A child that the program
+ * forks meanwhile closes what is registered (gr_message_forget); if the register is full, it stays open in the child.
  */
 int gr_message_begin(int fd);
 void gr_message_end(int fd);
