@@ -25,7 +25,7 @@ struct gr_graph_hold {
         unsigned number;      /* not 0; that of no other hold that has users */
         /* Constant. NULL: memory of its own. Else it is one of the context's graph_users while it has users. */
         struct gr_context *shared_in;
-        bool ended; /* its capture has; guarded by core->holds_lock */
+        bool ended; /* its capture has ended; guarded by core->holds_lock */
         _Atomic unsigned users;
         struct gr_block *parked; /* utlist's DL; this and the next are guarded by core->holds_lock */
         UT_hash_handle hh;       /* of core->holds, by number */
@@ -297,7 +297,7 @@ void gr_graph_holds_destroy(struct gr_core *core)
 
         HASH_ITER (hh, core->holds, hold, tmp) {
                 HASH_DEL(core->holds, hold);
-                free(hold); /* what is parked there is in the ledger */
+                free(hold); /* the ledger frees the parked blocks */
         }
         gr_lock_destroy(&core->holds_lock);
 }

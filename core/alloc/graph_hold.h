@@ -1,9 +1,9 @@
 /*
  * Memory that CUDA graphs use. A capture records addresses. Each launch of its graph uses the memory there again, even
- * if the program has freed it. So what is allocated in a capture belongs to a hold. (Not in a relaxed one: that the
- * driver allows itself, and there as here such memory is the program's own affair.) While the hold has users, a freed
- * block is parked: only the same capture may get it. The users are the capture, its graph, and all that is made of the
- * graph. When the last has gone, parked blocks are freed as any other.
+ * if the program has freed it. So what is allocated in a capture belongs to a hold. (Not in a relaxed capture: the
+ * driver itself allows allocations there, and leaves it to the program to keep the memory; so does the library.) While
+ * the hold has users, a freed block is parked: only the same capture may get it. The users are the capture, its graph,
+ * and all that is made of the graph. When the last has gone, parked blocks are freed as any other.
  *
  * A shared hold (GPURECLAIM_GRAPH_ARENA=shared) keeps blocks of graph segments (segment/graph_segments.h) only until
  * its capture has ended. Then they are free there, for later captures.
@@ -30,7 +30,7 @@ struct gr_graph_hold;
  */
 struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, struct gr_context *shared_in);
 
-/* What it was made for. */
+/* What the hold was made with. */
 struct gr_core *gr_graph_hold_core(const struct gr_graph_hold *hold);
 struct gr_context *gr_graph_hold_shared_in(const struct gr_graph_hold *hold);
 
@@ -40,12 +40,12 @@ void gr_graph_hold_retain(struct gr_graph_hold *hold);
 /* One user less. Takes no lock and makes no call: a callback of the driver may call it. */
 void gr_graph_hold_release(struct gr_graph_hold *hold);
 
-/* The block, which is the caller's and in no list, belongs to the hold from now on. It did not before. */
+/* Puts block, which is the caller's, in no list and in no hold, into the hold: gr_graph_hold_park finds it there. */
 void gr_graph_hold_own(struct gr_graph_hold *hold, struct gr_block *block);
 
 /*
- * A block that the program has freed, and that is the caller's: true where its hold has users, which has it from now
- * on. Where it has no hold any more that is forgotten. No lock is held.
+ * Parks a block that the program has freed and that is the caller's. True: its hold has users, and owns the block from
+ * now on. False: its hold keeps it no longer, and the block is in none. No lock is held.
  */
 bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block);
 
@@ -68,9 +68,9 @@ bool gr_graph_holds_are_over(struct gr_core *core);
 bool gr_graph_holds_begin(struct gr_core *core);
 
 /*
- * Takes the blocks of context that are parked in holds without users, linked by next. The caller must free them. It
- * visits the context meanwhile, so that the context cannot end. With NULL it takes blocks that are GONE, of any
- * context, and frees the holds that are then empty. NULL is returned if there are none. No lock is held.
+ * Takes the blocks of context that are parked in holds without users, linked by next. The caller must free them, and is
+ * a visitor of the context, so that it cannot end meanwhile. With context NULL: takes blocks that are GONE, of any
+ * context, and frees the holds that are then empty. NULL is returned if there are no blocks. No lock is held.
  */
 struct gr_block *gr_graph_holds_unpark(struct gr_core *core, struct gr_context *context);
 

@@ -51,9 +51,9 @@ static uint64_t own_epoch(const struct request *request)
 }
 
 /*
- * Takes that block, of own_epoch, after a barrier, laid by this thread or another one, where that costs no more than
- * its call. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of all
- * arenas usable, while threads that look into each other's bins wait for each other's locks.
+ * Takes the block that own_epoch has found, after a barrier, which this thread or another one lays. Called where a
+ * barrier is cheap. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of
+ * all arenas usable, while threads that look into each other's bins wait for each other's locks.
  */
 static struct gr_block *take_own_behind_barrier(const struct request *request, uint64_t epoch)
 {
@@ -335,7 +335,7 @@ static int free_split(struct gr_core *core, struct gr_block *block, const struct
         if (!never) {
                 rc = wait_if_asked(context, order);
                 if (!rc)
-                        epoch = 0;
+                        epoch = GR_SPLIT_IDLE;
                 else if (rc == -EBUSY)
                         epoch = gr_fence_freed(fence, block->capacity_bytes);
                 else
@@ -457,8 +457,8 @@ static int release(void *arg, uint64_t ptr)
 }
 
 /*
- * Of what the program freed before. Whatever it calls now need not wait for the GPU, which may wait for what the
- * program does next.
+ * For frees that were put off until a graph had gone. The program's present call must not wait for the GPU, which may
+ * wait for what the program does next.
  */
 static struct order collected(struct gr_context *context)
 {
@@ -541,8 +541,8 @@ static bool collect_one(struct gr_context *context, void *arg)
 }
 
 /*
- * The calling thread need not use the blocks' contexts, which the program may end meanwhile: so each is visited. Where
- * one is about to end its blocks stay, and go with it.
+ * The program may end a block's context at any time, so each context is visited meanwhile. Blocks of one that is about
+ * to end stay parked, and go with it.
  */
 void gr_pool_collect(struct gr_core *core)
 {

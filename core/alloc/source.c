@@ -54,8 +54,8 @@ GR_HOT_CODE struct gr_block *gr_source_take(struct gr_context *context, size_t b
 
                 assert(!block || (block->flags & GR_BLOCK_SPLIT && block->capacity_bytes >= bytes));
                 if (block)
-                        /* The bins may still have a block: from before the move to split, or a pitched one */
                         return block;
+                /* The bins may still have one: from before segments served such requests, or of pitched memory. */
         }
         return take_from_bins(context, bytes, may_be_larger);
 }

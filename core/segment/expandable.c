@@ -25,10 +25,11 @@
 #include "segment/split_state.h"
 
 /* Addresses are reserved for so many times the card's memory: holes cost nothing. */
-#define ADDRESSES_SHARE       4
-#define GRAPH_ADDRESSES_SHARE 16 /* or less, if refused: those of moved memory stay until the last graph has gone */
-#define TRIM_BATCH_BYTES      (UINT64_C(256) << 20)
-#define TRIM_BATCH            64
+#define ADDRESSES_SHARE 4
+#define GRAPH_ADDRESSES_SHARE                                                                                          \
+        16 /* or less, if refused: old addresses of moved memory stay until all graphs have gone */
+#define TRIM_BATCH_BYTES (UINT64_C(256) << 20)
+#define TRIM_BATCH       64
 
 /* Below, the split's lock is held unless a comment says otherwise. */
 
@@ -247,10 +248,10 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
 }
 
 /*
- * Whether nothing of the extent is used. Unless `later`, nothing may wait either, or be part of a place that a thread
- * maps memory for, which may fail.
+ * Whether nothing of the extent is used. With `later`, ranges that wait for their fence or that a thread is working on
+ * count as unused, too: they may soon be free.
  */
-static bool is_left(const struct gr_segment *segment, const struct gr_page *extent, bool later)
+static bool is_unused(const struct gr_segment *segment, const struct gr_page *extent, bool later)
 {
         uint64_t begin = gr_extent_ptr(segment, extent), end = begin + gr_extent_bytes(extent);
         const struct gr_range *range = gr_range_at(segment, begin);
@@ -303,12 +304,11 @@ static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *s
 }
 
 /*
- * Whether only stuck ranges keep the extent from going back; with `later`, ranges that wait for their fence or for
- * another thread may also be in the way.
+ * Whether only stuck ranges keep the extent from going back. later: as in is_unused.
  */
 static bool is_stuck(const struct gr_segment *segment, const struct gr_page *extent, bool later)
 {
-        return extent->stuck && !segment->in_graphs && is_left(segment, extent, later);
+        return extent->stuck && !segment->in_graphs && is_unused(segment, extent, later);
 }
 
 bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last)
@@ -351,7 +351,7 @@ static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment
                 const struct gr_page *extent;
 
                 if (!is_settled(range)) {
-                        *at = gr_range_end(range); /* there an extent may have begun before it */
+                        *at = gr_range_end(range); /* this may lie inside an extent */
                         continue;
                 }
                 extent = gr_extent_at(segment, *at);
@@ -366,7 +366,10 @@ static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment
         return taken;
 }
 
-/* Gives such extents back. The caller is counted in split->busy. Returns their bytes. Lock not held. */
+/*
+ * Gives back the idle extents from at to end that only stuck ranges keep. The caller is counted in split->busy. Returns
+ * their bytes. Lock not held.
+ */
 static uint64_t return_stuck(struct gr_context *context, struct gr_segment *segment, uint64_t at, uint64_t end)
 {
         struct gr_split *split = context->split;

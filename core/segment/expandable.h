@@ -58,7 +58,7 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
 
 /*
  * The program frees range, which must not be reused: it becomes STUCK, and still counts as used. gr_expandable_unstick
- * must follow. The split's lock is held.
+ * or gr_expandable_leave must follow, for its addresses. The split's lock is held.
  */
 void gr_expandable_discard(struct gr_context *context, struct gr_range *range);
 
@@ -69,10 +69,10 @@ void gr_expandable_discard(struct gr_context *context, struct gr_range *range);
 bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
 /*
- * Called after such a free: waits for the context as the driver would, and gives back the extents from ptr to last that
- * have stuck ranges and in which nothing is used any more. Those that cannot go back, as the wait failed, are left for
- * gr_expandable_collect. The caller has added one to split->busy; this takes it off again. Calls the driver; no lock
- * held.
+ * Called after gr_expandable_discard, or where gr_expandable_ends_stuck: waits for the context as the driver's free
+ * would, and gives back the extents from ptr to last that have stuck ranges and in which nothing is used any more. If
+ * the wait fails they are left for gr_expandable_collect. The caller has added one to split->busy; this takes it off
+ * again. Calls the driver; no lock held.
  */
 void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last);
 

@@ -23,7 +23,7 @@ struct gr_page {
         size_t used_bytes;
         uint32_t pages; /* in the first page of an extent: how many it has; else 0 */
         uint32_t back;  /* how many pages before this one the extent begins */
-        /* Where the memory of an extent was moved, in its first old page: how many still have it mapped; else 0. */
+        /* In the first page that an extent's memory was moved away from: how many still have it mapped; else 0. */
         uint32_t stale;
         bool stuck; /* it has stuck ranges, so it goes back when its last used range is freed and it is idle */
 };
@@ -80,7 +80,10 @@ bool gr_extents_stay_small(struct gr_device *device, uint64_t more_bytes);
 /* A range of an expandable segment becomes used (+1), or is freed (-1; its freed_epoch is set). */
 void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign);
 
-/* Notes that work of the epoch or earlier ones may use the extents of a range; with any epoch they are not fresh. */
+/*
+ * Notes that work of the epoch or earlier ones may use the extents of a range. From then on they are not fresh
+ * (gr_expandable_unmap).
+ */
 void gr_extent_note(const struct gr_range *range, uint64_t epoch);
 
 /* For mem_unmap: only the addresses are unmapped, the memory stays. */

@@ -63,8 +63,9 @@ GR_NOT_CHECKED static void wait_for_busy(struct gr_context *context, bool in_gra
 }
 
 /*
- * Sets in_graphs of the segment. fenced: what is free belongs to the open epoch from now on. Work that was submitted
- * behind the graphs may still read what they have left there, and what a capture frees is not behind a fence.
+ * Sets in_graphs of the segment, and moves its free memory to the account that goes with it. fenced: what is free gets
+ * the open epoch. No fence covers it yet: captures have freed it without one, and work that was submitted after the
+ * graphs may still read what they left there.
  */
 static void recount(struct gr_context *context, struct gr_segment *segment, bool in_graphs, bool fenced)
 {

@@ -24,15 +24,15 @@ enum gr_range_state {
         GR_RANGE_STUCK,   /* freed, never to be reused */
         GR_RANGE_HOLE,    /* addresses without memory, whole pages, in the list of holes */
         GR_RANGE_STALE,   /* its memory was remapped elsewhere, but work may still use it here; in a list */
-        GR_RANGE_LOST,    /* the driver, or the host for lack of memory, failed: it is never used again */
-        GR_RANGE_BUSY,    /* a thread maps or returns its memory; no other thread may change it */
+        GR_RANGE_LOST, /* the driver did not unmap it, or host memory for a structure was missing: never used again */
+        GR_RANGE_BUSY, /* a thread maps or returns its memory; no other thread may change it */
 };
 
 /* Guarded by the split's lock, except for the block's fields that the ledger guards. */
 struct gr_range {
         /*
-         * First, so that a pointer to it is one to the range; prev and next link the queue, the holes, or free ranges
-         * of its size
+         * The first field, so that a pointer to it is one to the range. prev and next link the queue, the holes, or the
+         * free ranges of about its size.
          */
         struct gr_block block;
         struct gr_segment *segment;
@@ -61,7 +61,7 @@ static inline struct gr_range *gr_range_of(struct gr_block *block)
         return (struct gr_range *)block;
 }
 
-/* Whether a range in state from may get state to. A new range is USED; one in state FREE has left its list. */
+/* Whether a range in state from may get state to. A new range is USED. One in state FREE leaves its free list first. */
 static inline bool gr_range_may_become(enum gr_range_state from, enum gr_range_state to)
 {
 #define GR_FROM(state) (1u << GR_RANGE_##state)
@@ -88,7 +88,7 @@ static inline void gr_range_become(struct gr_range *range, enum gr_range_state s
         range->state = state;
 }
 
-_Static_assert(offsetof(struct gr_range, block) == 0, "one can be had from the other");
+_Static_assert(offsetof(struct gr_range, block) == 0, "gr_range_of casts");
 
 static inline uint64_t gr_range_end(const struct gr_range *range)
 {

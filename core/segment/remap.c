@@ -18,7 +18,7 @@
 #include "segment/split_state.h"
 
 #define MOVE_BATCH   64
-#define EXTENTS_LOOK 512 /* extents looked at before one is chosen: some microseconds; a move takes 37 and more */
+#define EXTENTS_LOOK 512 /* extents looked at before one is chosen: some microseconds; a move takes 37 us and more */
 
 /* in_graphs: graphs have recorded the address. */
 static void stale_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch, bool in_graphs)

@@ -69,7 +69,8 @@ void gr_segments_free_usable(struct gr_context *context);
 bool gr_segments_list(struct gr_context *context, struct gr_block *block);
 
 /*
- * Makes the first bytes of range, in no list, a block; the rest is freed. NULL: out of memory, and all of it is free.
+ * Makes a block of the first bytes of range, which is in no list, and frees the rest. NULL: out of memory, and all of
+ * it is free.
  */
 struct gr_block *gr_segments_carve(struct gr_context *context, struct gr_range *range, size_t bytes);
 

@@ -130,7 +130,7 @@ void gr_split_drop(struct gr_context *context)
         split->stale_pages = split->stale_graph_pages = NULL;
         split->segment_count = 0;
         memset(split->free, 0, sizeof(split->free));
-        split->changes++; /* for a thread that is at take_range */
+        split->changes++; /* a thread in take_range must look for a range again */
         split->queue = NULL;
         atomic_store(&context->fastbins_closed, false);
         assert(split->free_count == 0); /* each of them was a range of a segment */
@@ -321,8 +321,8 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes)
 /*
  * If the footprint would pass its bound while freed memory waits, a barrier makes that usable: it is taken at once, or
  * moved to where the request needs it. A barrier costs streams their overlap, so a share of the peak must be waiting.
- * And for less than GR_FENCE_CLOSE_BYTES the epoch may have been closed only now, behind a kernel that was launched
- * after the frees and waits for what the program launches next.
+ * And at least GR_FENCE_CLOSE_BYTES: with less, the epoch may still be open. The barrier would close it behind a kernel
+ * that was launched after the frees, and that may wait for what the program launches next.
  */
 static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
 {
@@ -443,7 +443,7 @@ void gr_split_end_graphs(struct gr_context *context)
         gr_unlock(&context->split->lock);
 }
 
-/* A range that was one used range has become two (1), or two have become one (-1). */
+/* Counts that one used range has become two (1), or two have become one (-1). */
 static void count_cut(struct gr_segment *segment, int sign)
 {
         if (!segment->pages) /* else its extents count bytes */
@@ -540,8 +540,8 @@ static bool count_freed(struct gr_context *context, uint64_t bytes)
 }
 
 /*
- * Where a freed range, no longer counted as used, lies from now on: STUCK if it must not be reused; if it is idle, or
- * with ahead ahead of its fence, it is free at once, and may be part of another range then; else it waits in the queue.
+ * Gives a freed range, which no longer counts as used, its next state: STUCK if it must not be reused; free at once if
+ * it is idle, or with `ahead`, ahead of its fence; else it waits in the queue. A free one may have merged into another.
  */
 static void set_aside(struct gr_split *split, struct gr_range *range, bool ahead)
 {
@@ -573,8 +573,8 @@ static int free_segment(struct gr_context *context, struct gr_segment *segment)
 }
 
 /*
- * What was freed from ptr to last must not be reused. Whether it goes back at once, by gr_expandable_unstick, which
- * must follow; that waits, so where the free must not wait, it is left for later.
+ * Memory from ptr to last is to go back and not to be reused. True: gr_expandable_unstick must follow, which waits for
+ * the context. False, where the free must not wait: it is left for later.
  */
 static bool begin_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last,
                           bool waits)

@@ -34,9 +34,9 @@
  * moved to where they are needed, and idle memory is returned. That costs calls of the driver, which may take a fixed
  * share of the time: the more was spent lately, the more footprint is accepted.
  *
- * With GR_POOL_AUTO the bins serve more of the small requests, and freed ranges, of the large ones a few, wait in
- * fastbins (fastbin.h) for a request of their size, so that threads do not meet here. Where no memory can be mapped the
- * bins serve all.
+ * With GR_POOL_AUTO the bins serve more of the small requests. Freed ranges, but of large ones only a few, wait in
+ * fastbins (fastbin.h) for a request of their size, so that threads do not meet at the split's lock. Where no memory
+ * can be mapped the bins serve all.
  *
  * Every used range is a block in the ledger. Free ranges are not in it; gr_split_find finds them.
  */
@@ -66,7 +66,7 @@ struct gr_split_place {
 /* Makes context->split one without segments. */
 void gr_split_init(struct gr_context *context);
 
-/* A context begins, or an ended one serves for another: whether segments serve it. contexts_lock is held. */
+/* Sets whether segments serve a context that begins, perhaps in the structure of an ended one. contexts_lock is held. */
 void gr_split_begin(struct gr_context *context);
 
 /* Frees the structures, except those of used ranges, which the ledger owns. */
@@ -76,14 +76,14 @@ void gr_split_destroy(struct gr_context *context);
 void gr_split_drop(struct gr_context *context);
 
 /*
- * Takes a block for the request from the free ranges; it is in the ledger as CACHED. NULL: no free range serves.
- * Without lax no large free segment is opened for a request that is small beside it.
+ * Takes a block for the request from the free ranges; it is in the ledger as CACHED. NULL: no free range serves. lax:
+ * also from a wholly free segment that is larger than gr_slack_worth_opening says.
  */
 struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax);
 
 /*
- * As gr_split_take, only a range that is usable now, and only for a request so small that this is better than a barrier
- * behind which a range of its exact size would be usable. Merges no fastbins.
+ * As gr_split_take, but only for a small request and from a range that is usable now; merges no fastbins. For where a
+ * range of exactly the request's size waits in a fastbin: for a small request a worse fit is better than a barrier.
  */
 struct gr_block *gr_split_take_ready(struct gr_context *context, size_t bytes);
 
@@ -97,7 +97,8 @@ struct gr_block *gr_split_take_any(struct gr_context *context, size_t bytes, boo
 bool gr_split_waiting(struct gr_context *context);
 
 /*
- * Whether a single one of the waiting ranges would serve the request, so that a barrier that costs overlap is worth it.
+ * Whether one of the waiting ranges would serve the request by itself, so that a barrier that costs overlap is worth
+ * it.
  */
 bool gr_split_would_help(struct gr_context *context, size_t bytes);
 
@@ -110,13 +111,13 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
 
 /*
  * As gr_split_take and gr_split_grow, from the segments for graphs (graph_segments.h); the caller's graph is a user of
- * them. gr_split_grow_for_graph returns as gr_expandable_grow. In the order of the capture nothing else may use what a
- * block had before.
+ * them. gr_split_grow_for_graph returns as gr_expandable_grow. No fence is needed: what is free there was freed by
+ * captures that have ended, or by the same capture, which then has a single stream.
  */
 struct gr_block *gr_split_take_for_graph(struct gr_context *context, size_t bytes);
 int gr_split_grow_for_graph(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 
-/* Where no graph is a user of these segments any more, what is free there is cached from now on. No lock is held. */
+/* If no graph uses these segments any more, what is free there is cached from now on. No lock is held. */
 void gr_split_end_graphs(struct gr_context *context);
 
 /*
@@ -148,13 +149,13 @@ bool gr_split_is_small(struct gr_block *block);
 
 /*
  * Takes back a block that the program freed (claimed in the ledger; the caller's until now). epoch: from
- * gr_fence_freed, or GR_SPLIT_NEVER where its memory must not be reused. by_driver: where its segment is free now, it
- * goes back to the driver at once, which may block. waits: what must not be reused goes back at once, too, which waits
- * for the context; else it goes back later. *ret_should_close: so much was freed that the epoch should be closed. 0, or
- * the driver's error: then the segment is lost, still charged.
+ * gr_fence_freed, or one of the two below. by_driver: if its segment is one allocation of the driver and wholly free
+ * now, it goes back to the driver at once, which may block. waits: what must not be reused goes back at once, too,
+ * which waits for the context; else it goes back later. *ret_should_close: so much was freed that the epoch should be
+ * closed. 0, or the driver's error: then the segment is lost, still charged.
  */
-#define GR_SPLIT_NEVER UINT64_MAX
-#define GR_SPLIT_IDLE  0 /* only work in the order of the graphs that share it can use it */
+#define GR_SPLIT_NEVER UINT64_MAX /* its memory must not be reused */
+#define GR_SPLIT_IDLE  0 /* all its work has finished, or is in the order of the graphs that share its memory */
 int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool waits, bool *ret_should_close);
 
 /* Adds what the segments served and took back, and the free ranges. No lock from GR_RANK_SPLIT up is held. */

@@ -50,8 +50,8 @@ static inline bool gr_is_graph_kind(enum gr_expandable_kind kind)
 }
 
 /*
- * The sets of free lists: one for each kind of expandable segment, which other segments in use share; and one for other
- * segments that are wholly free.
+ * The sets of free lists: one for each kind of expandable segment. Segments that are not expandable use those of
+ * GR_EXPANDABLE_LARGE and GR_EXPANDABLE_SMALL, except large ones that are wholly free: they have a set of their own.
  */
 enum { GR_FREE_WHOLE = GR_EXPANDABLE_KINDS, GR_FREE_KINDS };
 
@@ -66,14 +66,14 @@ struct gr_split {
 
         struct gr_lock lock; /* guards what follows; the fields that each request uses come first */
         unsigned kept_count;
-        struct gr_range *kept;  /* unused structures, linked by `after`, that need no other lock to be had: range.c */
-        struct gr_block *queue; /* waiting ranges, oldest first: split.c, segments.c */
-        uint64_t hits, frees;   /* requests served without the driver; ranges freed: split.c */
-        uint64_t free_count;    /* free and waiting ranges: range.c, segments.c, split.c */
-        uint64_t changes;       /* of the free lists, counted: range.c */
-        uint64_t open_bytes;    /* bytes freed since the split last closed an epoch: split.c */
-        uint64_t close_bytes;   /* it closes the next one when open_bytes reaches this: split.c */
-        uint64_t surplus_bytes; /* the surplus: free segments and free extents, which can go back once idle */
+        struct gr_range *kept; /* unused structures for new ranges, linked by `after`, so as to take no lock: range.c */
+        struct gr_block *queue;     /* waiting ranges, oldest first: split.c, segments.c */
+        uint64_t hits, frees;       /* requests served without the driver; ranges freed: split.c */
+        uint64_t free_count;        /* free and waiting ranges: range.c, segments.c, split.c */
+        uint64_t changes;           /* of the free lists, counted: range.c */
+        uint64_t open_bytes;        /* bytes freed since the split last closed an epoch: split.c */
+        uint64_t close_bytes;       /* it closes the next one when open_bytes reaches this: split.c */
+        uint64_t surplus_bytes;     /* the surplus: free segments and free extents, which can go back once idle */
         uint64_t surplus_low_bytes; /* its low water since decay last looked; both by gr_split_surplus, split_trim.c */
         struct gr_free_lists free[GR_FREE_KINDS]; /* range.c */
         struct gr_segment **segments;             /* by address: segments.c */

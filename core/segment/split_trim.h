@@ -10,8 +10,8 @@ struct gr_core;
 struct gr_device;
 
 /*
- * Gives idle free segments and extents back until that is want_bytes, without waiting. Returns the bytes that the
- * device got back.
+ * Merges the fastbins, then gives back, without waiting, what was left for later and idle free segments and extents,
+ * until that is want_bytes. Returns the bytes that the device got back.
  */
 uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes);
 
