@@ -66,7 +66,7 @@ struct gr_split_place {
 /* Makes context->split one without segments. */
 void gr_split_init(struct gr_context *context);
 
-/* Sets whether segments serve a context that begins, perhaps in the structure of an ended one. contexts_lock is held. */
+/* Sets whether segments serve a context that begins, perhaps in an ended one's structure. contexts_lock is held. */
 void gr_split_begin(struct gr_context *context);
 
 /* Frees the structures, except those of used ranges, which the ledger owns. */
