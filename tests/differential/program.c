@@ -176,6 +176,15 @@ static struct worker {
 static _Atomic int n_threads;
 static pthread_barrier_t begun; /* or a context may have ended before a thread has made it current */
 
+static void await_all(void)
+{
+        pthread_mutex_lock(&lock);
+        for (int i = 0; i < n_ops; i++)
+                while (!ops[i].done)
+                        pthread_cond_wait(&changed, &lock);
+        pthread_mutex_unlock(&lock);
+}
+
 static void *work(void *argument)
 {
         struct worker *w = argument;
@@ -210,6 +219,7 @@ static void *work(void *argument)
                 perform(op);
                 finish(op);
         }
+        await_all(); /* with a thread goes its stream, and that may be captured */
         return NULL;
 }
 
@@ -376,11 +386,7 @@ int main(int argc, char **argv)
                         gt_die("program: no thread");
                 pthread_mutex_unlock(&lock);
         }
-        pthread_mutex_lock(&lock);
-        for (int i = 0; i < n_ops; i++)
-                while (!ops[i].done)
-                        pthread_cond_wait(&changed, &lock);
-        pthread_mutex_unlock(&lock);
+        await_all();
         for (int t = 0; t < THREADS; t++)
                 pthread_join(workers[t].thread, NULL);
         close_program();
