@@ -55,30 +55,40 @@ void gr_spin_wait(struct gr_spin *spin)
 #include <assert.h>
 #include <stdint.h>
 
-static _Thread_local uint64_t held;          /* bit r: a lock of rank r */
-static _Thread_local unsigned primary_depth; /* how often the one recursive lock is held */
+static _Thread_local uint64_t held;                                /* bit r: a lock of rank r */
+static _Thread_local const void *held_locks[GR_RANK_METADATA + 1]; /* by rank, as far as held */
+static _Thread_local unsigned primary_depth;                       /* how often the one recursive lock is held */
 
 _Static_assert(GR_RANK_METADATA < 64, "a bit for each rank");
 
-void gr_lock_rank_enter(enum gr_rank rank)
+void gr_lock_rank_enter(enum gr_rank rank, const void *lock)
 {
-        if (rank == GR_RANK_PRIMARY && primary_depth++ > 0)
+        if (rank == GR_RANK_PRIMARY && primary_depth++ > 0) {
+                assert(held_locks[rank] == lock); /* not that of another device */
                 return;
+        }
         assert(!(held >> rank)); /* a lock of this or a higher rank is held already */
         held |= UINT64_C(1) << rank;
+        held_locks[rank] = lock;
 }
 
-void gr_lock_rank_leave(enum gr_rank rank)
+void gr_lock_rank_leave(enum gr_rank rank, const void *lock)
 {
+        gr_lock_assert_held(rank, lock); /* else unlocked twice, or by a thread that has not locked it */
         if (rank == GR_RANK_PRIMARY && --primary_depth > 0)
                 return;
-        assert(held >> rank & 1); /* unlocked twice, or by a thread that has not locked it */
         held &= ~(UINT64_C(1) << rank);
 }
 
 void gr_lock_rank_assert_held(enum gr_rank rank)
 {
         assert(held & UINT64_C(1) << rank);
+}
+
+void gr_lock_assert_held(enum gr_rank rank, const void *lock)
+{
+        gr_lock_rank_assert_held(rank);
+        assert(held_locks[rank] == lock); /* not another one of the same rank */
 }
 
 void gr_lock_rank_assert_free_from(enum gr_rank rank)

@@ -1,8 +1,8 @@
 /*
  * The locks of core/ and shim/ and their order: a thread may take a lock only while all locks it holds have a lower
- * rank. Builds with GR_LOCK_CHECKS assert that; release builds pay nothing for it. No lock is held across a call of the
- * driver except where a header says so, and none across fork: in the child all calls go to the driver
- * (shim/process/process.c).
+ * rank. Builds with GR_LOCK_CHECKS assert that, and that functions which ask for a lock are called with that very lock
+ * held (gr_assert_locked); release builds pay nothing for it. No lock is held across a call of the driver except where
+ * a header says so, and none across fork: in the child all calls go to the driver (shim/process/process.c).
  *
  * GR_GUARDED_BY says which lock guards a variable, where both are static, and GR_HELD which lock a function is called
  * with. Clang checks both in shim/, and in all files that each lock taken is released (the test "locks held").
@@ -82,10 +82,13 @@ struct GR_LOCK_ATTRIBUTE(capability("lock")) gr_lock {
         } /* of a static lock, which is never destroyed */
 
 #ifdef GR_LOCK_CHECKS
-void gr_lock_rank_enter(enum gr_rank rank);
-void gr_lock_rank_leave(enum gr_rank rank);
+void gr_lock_rank_enter(enum gr_rank rank, const void *lock);
+void gr_lock_rank_leave(enum gr_rank rank, const void *lock);
 
-/* Asserts that the calling thread holds a lock of this rank. */
+/* Asserts that the calling thread holds this lock, which has this rank. */
+void gr_lock_assert_held(enum gr_rank rank, const void *lock);
+
+/* Asserts that the calling thread holds a lock of this rank: where the caller's lock is not at hand. */
 void gr_lock_rank_assert_held(enum gr_rank rank);
 
 /*
@@ -94,13 +97,20 @@ void gr_lock_rank_assert_held(enum gr_rank rank);
  */
 void gr_lock_rank_assert_free_from(enum gr_rank rank);
 #else
-static inline void gr_lock_rank_enter(enum gr_rank rank)
+static inline void gr_lock_rank_enter(enum gr_rank rank, const void *lock)
 {
         (void)rank;
+        (void)lock;
 }
-static inline void gr_lock_rank_leave(enum gr_rank rank)
+static inline void gr_lock_rank_leave(enum gr_rank rank, const void *lock)
 {
         (void)rank;
+        (void)lock;
+}
+static inline void gr_lock_assert_held(enum gr_rank rank, const void *lock)
+{
+        (void)rank;
+        (void)lock;
 }
 static inline void gr_lock_rank_assert_held(enum gr_rank rank)
 {
@@ -129,7 +139,7 @@ static inline void gr_unlock(struct gr_lock *lock) GR_LOCK_ATTRIBUTE(release_cap
 
 GR_NOT_CHECKED static inline void gr_lock(struct gr_lock *lock)
 {
-        gr_lock_rank_enter(lock->rank);
+        gr_lock_rank_enter(lock->rank, lock);
         pthread_mutex_lock(&lock->mutex);
 }
 
@@ -138,20 +148,20 @@ GR_NOT_CHECKED static inline bool gr_trylock(struct gr_lock *lock)
 {
         if (pthread_mutex_trylock(&lock->mutex))
                 return false;
-        gr_lock_rank_enter(lock->rank);
+        gr_lock_rank_enter(lock->rank, lock);
         return true;
 }
 
 GR_NOT_CHECKED static inline void gr_unlock(struct gr_lock *lock)
 {
         pthread_mutex_unlock(&lock->mutex);
-        gr_lock_rank_leave(lock->rank);
+        gr_lock_rank_leave(lock->rank, lock);
 }
 
 /* For functions that are called with the lock held; nothing in release builds. */
 static inline void gr_assert_locked(const struct gr_lock *lock)
 {
-        gr_lock_rank_assert_held(lock->rank);
+        gr_lock_assert_held(lock->rank, lock);
 }
 
 /*
@@ -172,7 +182,7 @@ void gr_spin_wait(struct gr_spin *spin);
 
 static inline void gr_spin_lock(struct gr_spin *spin, enum gr_rank rank)
 {
-        gr_lock_rank_enter(rank);
+        gr_lock_rank_enter(rank, spin);
         if (__builtin_expect(atomic_exchange_explicit(&spin->taken, 1, memory_order_acquire), 0))
                 gr_spin_wait(spin);
 }
@@ -180,7 +190,12 @@ static inline void gr_spin_lock(struct gr_spin *spin, enum gr_rank rank)
 static inline void gr_spin_unlock(struct gr_spin *spin, enum gr_rank rank)
 {
         atomic_store_explicit(&spin->taken, 0, memory_order_release);
-        gr_lock_rank_leave(rank);
+        gr_lock_rank_leave(rank, spin);
+}
+
+static inline void gr_assert_spin_locked(const struct gr_spin *spin, enum gr_rank rank)
+{
+        gr_lock_assert_held(rank, spin);
 }
 
 #endif

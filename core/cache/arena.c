@@ -113,7 +113,7 @@ static inline void put_in_bin(struct gr_arena *arena, struct gr_block *block)
         /* A local, as the compiler would load bin->blocks again after each store */
         struct gr_block *first = bin->blocks;
 
-        gr_lock_rank_assert_held(GR_RANK_ARENA);
+        gr_assert_spin_locked(&arena->lock, GR_RANK_ARENA);
         assert(!gr_block_is_live(block)); /* CACHED, or GONE by now */
         assert(block->context == arena->context && block->class == gr_class_of_block(block->capacity_bytes));
         assert(!(block->flags &
@@ -133,7 +133,7 @@ static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struc
 {
         uint32_t count = gr_bin_count(bin) - 1;
 
-        gr_lock_rank_assert_held(GR_RANK_ARENA);
+        gr_assert_spin_locked(&arena->lock, GR_RANK_ARENA);
         assert(!gr_block_is_live(block));
         assert(bin == &arena->bins[block->class] && bin->low_water <= gr_bin_count(bin));
         DL_DELETE(first, block);
@@ -158,7 +158,7 @@ static __attribute__((noinline)) void note_live(struct gr_arena *arena)
 {
         unsigned arenas = atomic_load_explicit(&arena->context->arena_count, memory_order_relaxed);
 
-        gr_lock_rank_assert_held(GR_RANK_ARENA);
+        gr_assert_spin_locked(&arena->lock, GR_RANK_ARENA);
         gr_budget_update_peak(arena->context->device);
         arena->note_at = arena->hits + (uint64_t)PEAK_LOOK_HITS * arenas;
 }
@@ -179,7 +179,7 @@ static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uin
         uint64_t epoch = gr_fence_freed_into(fence, arena->shard, bytes);
         uint64_t before = arena->open_epoch == epoch ? arena->open_bytes : 0;
 
-        gr_lock_rank_assert_held(GR_RANK_ARENA);
+        gr_assert_spin_locked(&arena->lock, GR_RANK_ARENA);
         assert(bytes > 0 && epoch >= arena->open_epoch);
         arena->open_epoch = epoch;
         arena->open_bytes = before + bytes;
@@ -205,7 +205,7 @@ static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, 
         uint64_t ptr = block->ptr;
         struct gr_block **place = recent_place(arena, ptr);
 
-        gr_lock_rank_assert_held(GR_RANK_ARENA);
+        gr_assert_spin_locked(&arena->lock, GR_RANK_ARENA);
         assert(atomic_load(&block->state) == GR_BLOCK_CACHED);
         assert(!*place || atomic_load(&(*place)->state) == state_at_home(arena));
         assert(block->context == arena->context && bytes > 0 && bytes <= block->capacity_bytes);
@@ -229,7 +229,7 @@ static inline void remember_arena(struct gr_arena *own)
 /* The generation of the next range that this arena hands out; no other arena has the same. Arena lock held. */
 static uint32_t next_generation(struct gr_arena *arena)
 {
-        gr_lock_rank_assert_held(GR_RANK_ARENA);
+        gr_assert_spin_locked(&arena->lock, GR_RANK_ARENA);
         if (arena->generation % GENERATIONS == 0) /* all that it took are used up */
                 arena->generation = atomic_fetch_add(&arena->context->generations, GENERATIONS);
         return ++arena->generation;
@@ -470,14 +470,14 @@ void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synce
  * The smallest usable block of the bin with at_least to at_most bytes; the oldest where the class has one size. Arena
  * lock held.
  */
-static struct gr_block *best(struct gr_context *context, struct gr_bin *bin, unsigned class, size_t at_least,
+static struct gr_block *best(struct gr_arena *arena, struct gr_bin *bin, unsigned class, size_t at_least,
                              size_t at_most)
 {
         struct gr_block *block, *found = NULL;
 
-        gr_lock_rank_assert_held(GR_RANK_ARENA);
+        gr_assert_spin_locked(&arena->lock, GR_RANK_ARENA);
         DL_FOREACH (bin->blocks, block) {
-                if (!gr_fence_usable(context->fence, block->freed_epoch)) {
+                if (!gr_fence_usable(arena->context->fence, block->freed_epoch)) {
                         if (class < GR_CLASS_EXACT)
                                 break; /* those behind it were freed later */
                         continue;
@@ -503,7 +503,7 @@ struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned 
                 if (gr_bin_count(bin) == 0)
                         continue;
                 gr_arena_lock(arena);
-                block = best(arena->context, bin, class, at_least, at_most);
+                block = best(arena, bin, class, at_least, at_most);
                 if (block) {
                         gr_arena_bin_remove(arena, bin, block);
                         bin->hits++;

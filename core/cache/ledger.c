@@ -32,7 +32,7 @@ static size_t home_slot_of(const struct gr_ledger_shard *shard, uint64_t hash)
 /* The slot of ptr, or SLOT_NOWHERE. Lock held. */
 static size_t slot_of(const struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr)
 {
-        gr_lock_rank_assert_held(GR_RANK_LEDGER);
+        gr_assert_spin_locked(&shard->lock, GR_RANK_LEDGER);
         if (!shard->slots)
                 return SLOT_NOWHERE;
         for (size_t i = home_slot_of(shard, hash); shard->slots[i].block; i = (i + 1) & (shard->room - 1))
@@ -70,7 +70,7 @@ static bool ensure_slot(struct gr_ledger_shard *shard)
         size_t room = shard->room ? 2 * shard->room : ROOM_LEAST;
         struct gr_ledger_shard larger = {.room = room, .shift = 64 - (unsigned)__builtin_ctzll(room)};
 
-        gr_lock_rank_assert_held(GR_RANK_LEDGER);
+        gr_assert_spin_locked(&shard->lock, GR_RANK_LEDGER);
         if (2 * (shard->count + 1) <= shard->room)
                 return true;
         larger.slots = gr_metadata_alloc(room * sizeof(*larger.slots));
@@ -92,7 +92,7 @@ static void empty(struct gr_ledger_shard *shard, size_t at)
 {
         size_t last = shard->room - 1;
 
-        gr_lock_rank_assert_held(GR_RANK_LEDGER);
+        gr_assert_spin_locked(&shard->lock, GR_RANK_LEDGER);
         assert(shard->count > 0 && shard->slots[at].block);
         for (size_t i = (at + 1) & last; shard->slots[i].block; i = (i + 1) & last) {
                 size_t home_slot = home_slot_of(shard, gr_ledger_mix(shard->slots[i].ptr));
@@ -143,7 +143,7 @@ static int take_stale(struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr
 {
         struct gr_block *stale = find_locked(shard, hash, ptr);
 
-        gr_lock_rank_assert_held(GR_RANK_LEDGER);
+        gr_assert_spin_locked(&shard->lock, GR_RANK_LEDGER);
         if (stale && stale->context != *quiesced) {
                 *quiesced = stale->context;
                 return -EAGAIN;

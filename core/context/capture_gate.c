@@ -27,7 +27,7 @@ void gr_gate_begin_enter(struct gr_gate *gate)
 {
         for (unsigned n = 1; atomic_load(&gate->awaited) > 0; n++)
                 gr_lock_pause(n);
-        gr_lock_rank_enter(GR_RANK_GATE);
+        gr_lock_rank_enter(GR_RANK_GATE, gate);
         /* Before the lock, so that no new fence begins: readers may overtake a thread that waits for the lock. */
         if (atomic_fetch_add(&gate->captures, 1) == 0)
                 atomic_fetch_add(&gate->times, 1);
@@ -39,7 +39,7 @@ void gr_gate_begin_leave(struct gr_gate *gate, bool began)
         if (!began)
                 count_down(&gate->captures);
         pthread_rwlock_unlock(&gate->lock);
-        gr_lock_rank_leave(GR_RANK_GATE);
+        gr_lock_rank_leave(GR_RANK_GATE, gate);
 }
 
 void gr_gate_end(struct gr_gate *gate)
@@ -71,17 +71,17 @@ bool gr_gate_enter(struct gr_gate *gate)
 {
         if (atomic_load(&gate->captures) > 0)
                 return false;
-        gr_lock_rank_enter(GR_RANK_GATE);
+        gr_lock_rank_enter(GR_RANK_GATE, gate);
         pthread_rwlock_rdlock(&gate->lock);
         if (atomic_load(&gate->captures) == 0)
                 return true;
         pthread_rwlock_unlock(&gate->lock);
-        gr_lock_rank_leave(GR_RANK_GATE);
+        gr_lock_rank_leave(GR_RANK_GATE, gate);
         return false;
 }
 
 void gr_gate_leave(struct gr_gate *gate)
 {
         pthread_rwlock_unlock(&gate->lock);
-        gr_lock_rank_leave(GR_RANK_GATE);
+        gr_lock_rank_leave(GR_RANK_GATE, gate);
 }

@@ -9,6 +9,8 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "base/lock.h"
+
 /* Keeps captures and fences apart, in the whole process: a capture forbids calls in all threads and contexts. */
 struct gr_gate {
         pthread_rwlock_t lock;        /* rank GR_RANK_GATE; shared: record, wait, sync; exclusive: a capture begins */
@@ -24,6 +26,12 @@ void gr_gate_destroy(struct gr_gate *gate);
 /* Holds new captures off until gr_gate_leave, for a record, wait or sync. False: one is open, and nothing is held. */
 bool gr_gate_enter(struct gr_gate *gate);
 void gr_gate_leave(struct gr_gate *gate);
+
+/* For functions that are called inside the gate, on either side; nothing in release builds. */
+static inline void gr_assert_gate_entered(const struct gr_gate *gate)
+{
+        gr_lock_assert_held(GR_RANK_GATE, gate);
+}
 
 /* Called around the driver's begin of a capture, to keep records and waits out. began: the driver has begun it. */
 void gr_gate_begin_enter(struct gr_gate *gate);

@@ -66,7 +66,7 @@ static int event_take(struct gr_context *owner, void **ret_event)
         if (fence->idle_event_count > 0)
                 event = fence->idle_events[--fence->idle_event_count];
         gr_unlock(&fence->events_lock);
-        gr_lock_rank_assert_held(GR_RANK_GATE); /* it is recorded next: no capture may begin meanwhile */
+        gr_assert_gate_entered(&fence->core->gate); /* it is recorded next: no capture may begin meanwhile */
         if (!event)
                 return owner->core->driver->event_create(owner->handle, ret_event);
         *ret_event = event;
@@ -172,7 +172,7 @@ static int close_locked(struct gr_fence *fence, bool always)
         int rc = 0;
 
         gr_assert_locked(&fence->lock);
-        gr_lock_rank_assert_held(GR_RANK_GATE);
+        gr_assert_gate_entered(&fence->core->gate);
         assert(freed_bytes >= atomic_load(&fence->closed_bytes)); /* what was freed only grows */
         assert(fence->accessor_count <= GR_ACCESSORS_MAX);
         if (!driver->context_record)
@@ -361,7 +361,7 @@ static int sync_locked(struct gr_fence *fence)
         int rc = 0;
 
         gr_assert_locked(&fence->lock);
-        gr_lock_rank_assert_held(GR_RANK_GATE);
+        gr_assert_gate_entered(&fence->core->gate);
         all.number = atomic_fetch_add(&fence->open_epoch, 1);
         for (unsigned i = 0; i < fence->accessor_count && !rc; i++)
                 rc = fence->core->driver->context_sync(fence->accessors[i]->handle);
@@ -399,7 +399,7 @@ static int wait_for_epoch(struct gr_fence *fence, const struct gr_epoch *epoch)
         int rc = 0;
 
         gr_assert_locked(&fence->lock);
-        gr_lock_rank_assert_held(GR_RANK_GATE);
+        gr_assert_gate_entered(&fence->core->gate);
         /* Read again: a stream that began to wait for others meanwhile must not come before this barrier. */
         atomic_fetch_add(&core->barriers_begun, 1);
         if (atomic_load(&core->waits_for_others) && core->config.reuse != GR_REUSE_BARRIER)

@@ -57,7 +57,7 @@ static _Atomic uint64_t retry_ns; /* when to try again, where a thread could not
 /* Account lock held: the region that charges go to, until the lock is given up. */
 static struct gr_region *charged_region(struct member *member)
 {
-        gr_lock_rank_assert_held(GR_RANK_REGION);
+        gr_assert_locked(&member->account_lock);
         return atomic_load(&member->region);
 }
 

@@ -619,7 +619,7 @@ static int driver_context_record(void *context, void *event)
 {
         GR_NO_CANCEL;
 
-        gr_lock_rank_assert_held(GR_RANK_GATE); /* or the record could destroy a capture that has just begun */
+        gr_assert_gate_entered(&gr_core.gate); /* or the record could destroy a capture that has just begun */
         return to_errno_or_busy(gr_real.cuCtxRecordEvent(context, event));
 }
 
@@ -627,7 +627,7 @@ static int driver_context_wait(void *context, void *event)
 {
         GR_NO_CANCEL;
 
-        gr_lock_rank_assert_held(GR_RANK_GATE);
+        gr_assert_gate_entered(&gr_core.gate);
         return to_errno_or_busy(gr_real.cuCtxWaitEvent(context, event));
 }
 

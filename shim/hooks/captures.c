@@ -132,7 +132,7 @@ bool gr_captures_have_room(void)
         GR_KEEP_ERRNO;
         bool room;
 
-        gr_lock_rank_assert_held(GR_RANK_GATE); /* else another thread may take the room */
+        gr_assert_gate_entered(&gr_core.gate); /* else another thread may take the room */
         gr_lock(&capturing_lock);
         assert(capturing_count <= capturing_room);
         if (capturing_count == capturing_room) {
@@ -158,7 +158,7 @@ void gr_capture_began(const struct gr_capture *capture)
         pthread_once(&once, make_thread_key);
         if (thread_key_made)
                 pthread_setspecific(thread_key, &per_thread_stream);
-        gr_lock_rank_assert_held(GR_RANK_GATE);
+        gr_assert_gate_entered(&gr_core.gate);
         gr_lock(&capturing_lock);
         assert(capturing_count < capturing_room); /* gr_captures_have_room has made it */
         capturing[capturing_count] = *capture;

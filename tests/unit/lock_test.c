@@ -1,5 +1,6 @@
 /*
- * Locks, built with the checks of ranks: who waits, and how; what is no lock's order ends the process.
+ * Locks, built with the checks of ranks: who waits, and how; what is no lock's order ends the process, and so does a
+ * lock that is not the one that a function is to be called with.
  */
 #include "base/lock.h"
 
@@ -157,25 +158,41 @@ static void test_try(void)
         }
 }
 
+/* Begins a process in which an assertion may fail. True: in that process, which has to _exit(0). */
+static bool in_child(pid_t *ret_child)
+{
+        *ret_child = fork();
+        if (*ret_child > 0)
+                return false;
+        signal(SIGABRT, SIG_DFL);
+        fclose(stderr);
+        return true;
+}
+
+/* Whether the process has come to its end. */
+static bool went_on(pid_t child)
+{
+        int status;
+
+        GR_CHECK_EQ(waitpid(child, &status, 0), child);
+        return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
 /* Whether a process that takes these (a negative one: leaves it), and then asserts that it holds `last`, goes on. */
 static bool goes_on(const int *ranks, int last)
 {
-        pid_t child = fork();
-        int status;
+        pid_t child;
 
-        if (child == 0) {
-                signal(SIGABRT, SIG_DFL);
-                fclose(stderr);
+        if (in_child(&child)) {
                 for (; *ranks; ranks++)
                         if (*ranks > 0)
-                                gr_lock_rank_enter((enum gr_rank) * ranks);
+                                gr_lock_rank_enter((enum gr_rank) * ranks, NULL);
                         else
-                                gr_lock_rank_leave((enum gr_rank) - *ranks);
+                                gr_lock_rank_leave((enum gr_rank) - *ranks, NULL);
                 gr_lock_rank_assert_held((enum gr_rank)last);
                 _exit(0);
         }
-        GR_CHECK_EQ(waitpid(child, &status, 0), child);
-        return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+        return went_on(child);
 }
 
 #define GOES_ON(last, ...) goes_on((const int[]){__VA_ARGS__, 0}, last)
@@ -201,6 +218,78 @@ static void test_ranks(void)
         GR_CHECK(!GOES_ON(PRIMARY, PRIMARY, -PRIMARY, HIGH, PRIMARY));
 }
 
+/* Whether a process that locks `lock` and asserts that it holds `wanted` goes on. */
+static bool serves_as(struct gr_lock *lock, struct gr_lock *wanted)
+{
+        pid_t child;
+
+        if (in_child(&child)) {
+                gr_lock(lock);
+                gr_assert_locked(wanted);
+                gr_unlock(lock);
+                _exit(0);
+        }
+        return went_on(child);
+}
+
+static bool spin_serves_as(struct gr_spin *lock, struct gr_spin *wanted)
+{
+        pid_t child;
+
+        if (in_child(&child)) {
+                gr_spin_lock(lock, GR_RANK_ARENA);
+                gr_assert_spin_locked(wanted, GR_RANK_ARENA);
+                gr_spin_unlock(lock, GR_RANK_ARENA);
+                _exit(0);
+        }
+        return went_on(child);
+}
+
+/* Whether a process that takes one lock by gr_trylock, a lower one before it, and releases another one goes on. */
+static bool is_released_as(struct gr_lock *low, struct gr_lock *lock, struct gr_lock *released)
+{
+        pid_t child;
+
+        if (in_child(&child)) {
+                gr_lock(low);
+                if (!gr_trylock(lock))
+                        _exit(1);
+                gr_assert_locked(low);
+                gr_assert_locked(lock);
+                gr_unlock(released);
+                gr_assert_locked(low);
+                _exit(0);
+        }
+        return went_on(child);
+}
+
+/* Another lock of the same rank does not do, also where one lock is recursive. */
+static void test_which(void)
+{
+        struct gr_lock low = GR_LOCK_INIT(GR_RANK_API), split = GR_LOCK_INIT(GR_RANK_SPLIT);
+        struct gr_lock other = GR_LOCK_INIT(GR_RANK_SPLIT);
+        struct gr_spin arena = {0}, other_arena = {0};
+        int primary, other_primary; /* stand for locks */
+        pid_t child;
+
+        GR_CHECK(serves_as(&split, &split));
+        GR_CHECK(!serves_as(&split, &other));
+        GR_CHECK(!serves_as(&low, &split));
+        GR_CHECK(spin_serves_as(&arena, &arena));
+        GR_CHECK(!spin_serves_as(&arena, &other_arena));
+        GR_CHECK(is_released_as(&low, &split, &split));
+        GR_CHECK(!is_released_as(&low, &split, &other));
+
+        for (int same = 0; same < 2; same++) {
+                if (in_child(&child)) {
+                        gr_lock_rank_enter(GR_RANK_PRIMARY, &primary);
+                        gr_lock_rank_enter(GR_RANK_PRIMARY, same ? &primary : &other_primary);
+                        _exit(0);
+                }
+                GR_CHECK_EQ(went_on(child), same);
+        }
+}
+
 int main(void)
 {
         test_sleep();
@@ -208,5 +297,6 @@ int main(void)
         test_turns();
         test_try();
         test_ranks();
+        test_which();
         return GR_CHECK_RESULT();
 }
