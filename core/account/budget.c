@@ -181,6 +181,7 @@ static struct gr_slab *slab_find(struct gr_device *device, uint64_t page)
 {
         struct gr_slab *slab;
 
+        gr_assert_locked(&device->slabs_lock);
         HASH_FIND(hh, device->slabs, &page, sizeof(page), slab);
         return slab;
 }

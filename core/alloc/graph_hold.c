@@ -113,6 +113,7 @@ static bool is_plain_range(const struct gr_block *block)
 
 static void unlist(struct gr_graph_hold *hold, struct gr_block *block)
 {
+        gr_assert_locked(&hold->core->holds_lock);
         DL_DELETE(hold->parked, block);
         block->prev = NULL;
 }
@@ -122,6 +123,7 @@ static bool leaves_to_join(struct gr_block *adjacent, void *arg)
 {
         struct gr_graph_hold *hold = arg;
 
+        gr_assert_locked(&hold->core->holds_lock);
         /* Of this hold's blocks only parked ones have a prev. That of other blocks may change, and is not read. */
         if (atomic_load(&adjacent->hold) != hold->number || !adjacent->prev || !is_plain_range(adjacent))
                 return false;
@@ -131,6 +133,7 @@ static bool leaves_to_join(struct gr_block *adjacent, void *arg)
 
 static void park(struct gr_graph_hold *hold, struct gr_block *block)
 {
+        gr_assert_locked(&hold->core->holds_lock);
         count(block, 1);
         if (is_plain_range(block))
                 block = gr_split_join(block, leaves_to_join, hold);
@@ -179,6 +182,7 @@ static struct gr_block *best_parked(const struct gr_graph_hold *hold, const stru
         struct gr_block *block, *best = NULL;
         unsigned looked_at = 0;
 
+        gr_assert_locked(&hold->core->holds_lock);
         DL_FOREACH (hold->parked, block) {
                 if ((!best || block->capacity_bytes < best->capacity_bytes) && serves(block, context, bytes))
                         best = block;

@@ -36,6 +36,7 @@ static bool chunk_take(void)
 {
         struct piece *chunk = aligned_alloc(CHUNK_BYTES, CHUNK_BYTES);
 
+        gr_assert_locked(&lock);
         if (!chunk)
                 return false;
         madvise(chunk, CHUNK_BYTES, MADV_HUGEPAGE); /* without huge pages this fails, and small pages serve */

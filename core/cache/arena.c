@@ -166,6 +166,7 @@ static __attribute__((noinline)) void note_live(struct gr_arena *arena)
 /* Counts a served request. Arena lock held. */
 static inline void hit(struct gr_arena *arena)
 {
+        gr_assert_spin_locked(&arena->lock, GR_RANK_ARENA);
         if (__builtin_expect(++arena->hits >= arena->note_at, 0))
                 note_live(arena);
 }
@@ -194,6 +195,7 @@ static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uin
 /* Whether the fast path may hand out block, which is in a bin or fastbin. Arena lock held. */
 static inline bool is_ready(const struct gr_block *block, struct gr_context *context, struct gr_fence *fence)
 {
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         return __builtin_expect(gr_fence_usable(fence, block->freed_epoch), 1) && may_hit(context) &&
                atomic_load_explicit(&block->state, memory_order_relaxed) == GR_BLOCK_CACHED &&
                !gr_fence_is_broken(fence);

@@ -105,6 +105,7 @@ static inline uint32_t gr_bin_restart_low_water(struct gr_bin *bin)
 {
         uint32_t low_water = bin->low_water;
 
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         assert(low_water <= gr_bin_count(bin)); /* the least that it held since, now included */
         bin->low_water = gr_bin_count(bin);
         return low_water;

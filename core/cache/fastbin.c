@@ -6,6 +6,7 @@ struct gr_block *gr_fastbin_empty(struct gr_fastbins *fastbins)
 {
         struct gr_block *all = NULL;
 
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         if (fastbins->count == 0)
                 return NULL;
         for (size_t word = 0; word < sizeof(fastbins->filled) / sizeof(fastbins->filled[0]); word++) {

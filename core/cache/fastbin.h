@@ -54,6 +54,7 @@ static inline struct gr_block *gr_fastbin_find(struct gr_fastbins *fastbins, siz
 {
         struct gr_block *block = fastbins->lists[gr_fastbin_index(bytes)].first;
 
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         for (unsigned passed = 0; block && __builtin_expect(block->capacity_bytes != bytes, 0); block = block->next)
                 if (++passed == GR_FASTBIN_LOOK)
                         return NULL;

@@ -232,6 +232,7 @@ static struct gr_arena *home_of(const struct gr_block *block)
         uint16_t state = atomic_load(&block->state);
         unsigned home = state >> GR_HOME_SHIFT;
 
+        gr_lock_rank_assert_held(GR_RANK_LEDGER);
         assert(home <= GR_SHARDS && (home == 0 || (state & ((1u << GR_HOME_SHIFT) - 1)) == GR_BLOCK_LIVE));
         return home > 0 ? atomic_load(&block->context->arenas[home - 1]) : NULL;
 }

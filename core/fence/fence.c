@@ -120,6 +120,7 @@ static void epoch_recycle(struct gr_epoch *epoch)
 /* Raises counter to `to`; it never falls. Fence lock held. */
 static void advance(_Atomic uint64_t *counter, uint64_t to)
 {
+        gr_lock_rank_assert_held(GR_RANK_FENCE);
         if (atomic_load_explicit(counter, memory_order_relaxed) < to)
                 atomic_store_explicit(counter, to, memory_order_release);
 }

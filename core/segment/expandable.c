@@ -39,6 +39,7 @@
  */
 static void note_expandable(struct gr_core *core, bool small, uint64_t ptr, uint64_t bytes)
 {
+        gr_lock_rank_assert_held(GR_RANK_SPLIT);
         atomic_store(&core->expandable_ptrs[small], ptr);
         atomic_compare_exchange_strong(&core->expandable_ptrs[!small], &(uint64_t){0}, ptr);
         atomic_store(&core->expandable_pages, (uint32_t)(bytes >> GR_PAGE_SHIFT));
@@ -149,6 +150,7 @@ static uint64_t idle_run(struct gr_context *context, const struct gr_range *rang
         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range), bytes = 0;
         unsigned count = 0;
 
+        gr_assert_range_locked(range);
         while (at < end && bytes < want_bytes && count < TRIM_BATCH && bytes < TRIM_BATCH_BYTES) {
                 const struct gr_page *extent = gr_extent_at(segment, at);
                 uint64_t begin = gr_extent_ptr(segment, extent), size = gr_extent_bytes(extent);
@@ -172,6 +174,7 @@ static uint64_t idle_run(struct gr_context *context, const struct gr_range *rang
 static struct gr_range *idle_range(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes,
                                    uint64_t *ret_at, uint64_t *ret_bytes)
 {
+        gr_assert_locked(&context->split->lock);
         for (int kind = GR_EXPANDABLE_KINDS; kind-- > 0;) { /* small requests' first */
                 const struct gr_free_lists *lists = &context->split->free[kind];
                 struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
@@ -313,6 +316,7 @@ static bool is_stuck(const struct gr_segment *segment, const struct gr_page *ext
 
 bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last)
 {
+        gr_assert_range_locked(segment->first);
         return is_stuck(segment, gr_extent_at(segment, ptr), true) ||
                is_stuck(segment, gr_extent_at(segment, last), true);
 }
@@ -326,7 +330,7 @@ static bool is_settled(const struct gr_range *range)
 
 /*
  * The driver has refused to take the caller's extent back. None of it is handed out any more, so all of it counts as
- * used and not as cached.
+ * used and not as cached. Lock not held.
  */
 static void keep_stuck(struct gr_context *context, struct gr_page *extent)
 {
@@ -346,6 +350,7 @@ static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment
         struct gr_split *split = context->split;
         struct gr_range *taken = NULL;
 
+        gr_assert_locked(&split->lock);
         while (!taken && *at < end) {
                 const struct gr_range *range = gr_range_at(segment, *at);
                 const struct gr_page *extent;

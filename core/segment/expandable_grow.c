@@ -101,6 +101,7 @@ static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
         struct gr_range *first = hole, *last = hole;
         uint64_t at;
 
+        gr_assert_range_locked(hole);
         if (is_hole_or_usable(hole->before))
                 first = hole->before;
         weigh(first, first->block.ptr, bytes, best);
@@ -130,6 +131,7 @@ static bool choose(const struct gr_segment *segment, size_t bytes, struct place 
         struct gr_block *block;
         unsigned looked = 0;
 
+        gr_assert_range_locked(segment->first);
         *best = (struct place){.hole_bytes = UINT64_MAX};
         DL_FOREACH (segment->holes, block) {
                 if (looked++ >= HOLES_LOOKED) {
@@ -198,6 +200,7 @@ static size_t widen(struct place *place, size_t bytes, uint64_t least_bytes)
         uint64_t end = place->at + bytes, stop;
         const struct gr_range *last = place->range;
 
+        gr_assert_range_locked(place->range);
         while (gr_range_end(last) < end)
                 last = last->after;
         if (last->state != GR_RANGE_HOLE || place->hole_bytes >= least_bytes)
@@ -288,7 +291,7 @@ static int map_holes(struct gr_context *context, struct gr_range *range, uint64_
 /*
  * How much to map for a large request that lacks less: extra memory for the next requests, as a large extent costs
  * hardly more time than a small one. Not so much that the footprint would exceed its bound or come near a limit.
- * 0: only what it lacks.
+ * 0: only what it lacks. Lock not held.
  */
 static uint64_t least_to_map(struct gr_context *context, size_t bytes)
 {

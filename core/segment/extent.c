@@ -108,6 +108,7 @@ void gr_extent_note(const struct gr_range *range, uint64_t epoch)
 {
         const struct gr_segment *segment = range->segment;
 
+        gr_assert_range_locked(range);
         for (uint64_t at = range->block.ptr; at < gr_range_end(range);) {
                 struct gr_page *extent = gr_extent_at(segment, at);
 
@@ -129,6 +130,7 @@ bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *segm
 
 void gr_extent_hole_leave(struct gr_range *hole)
 {
+        gr_assert_range_locked(hole);
         assert(hole->state == GR_RANGE_HOLE);
         assert(!hole->after == (hole->segment->end == hole)); /* the last range, if it is a hole */
         DL_DELETE(hole->segment->holes, &hole->block);
@@ -140,6 +142,7 @@ void gr_extent_hole_enter(struct gr_range *range)
 {
         struct gr_block *block = &range->block;
 
+        gr_assert_range_locked(range);
         gr_range_become(range, GR_RANGE_HOLE);
         assert((block->ptr | block->capacity_bytes) % GR_PAGE_BYTES == 0);
         assert(!gr_page_is_mapped(gr_page_at(range->segment, block->ptr)));
@@ -167,6 +170,7 @@ void gr_extent_stick(struct gr_range *range)
 {
         struct gr_segment *segment = range->segment;
 
+        gr_assert_range_locked(range);
         for (uint64_t at = range->block.ptr; at < gr_range_end(range);) {
                 struct gr_page *extent = gr_extent_at(segment, at);
 

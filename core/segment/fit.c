@@ -67,6 +67,7 @@ static bool opens_large(const struct gr_range *range, uint64_t at, size_t bytes)
 
 bool gr_fit_opens_large(const struct gr_range *range, uint64_t at, size_t bytes)
 {
+        gr_assert_range_locked(range);
         return gr_extents_stay_small(range->block.context->device, 0) && opens_large(range, at, bytes);
 }
 

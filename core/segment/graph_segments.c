@@ -55,6 +55,7 @@ GR_NOT_CHECKED static void wait_for_busy(struct gr_context *context, bool in_gra
 {
         struct gr_split *split = context->split;
 
+        gr_assert_locked(&split->lock);
         while (differs(split, in_graphs) && are_busy(split)) {
                 gr_unlock(&split->lock);
                 context->core->driver->sleep_ns(BUSY_PAUSE_NS);
@@ -103,6 +104,7 @@ static void recount_all(struct gr_context *context, bool in_graphs, bool fenced)
 {
         struct gr_split *split = context->split;
 
+        gr_assert_locked(&split->lock);
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
                 if (split->expandable[kind] && split->expandable[kind]->in_graphs != in_graphs)
                         recount(context, split->expandable[kind], in_graphs, fenced);

@@ -33,6 +33,7 @@ struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr)
 {
         struct gr_range *range = segment->first;
 
+        gr_assert_range_locked(segment->first);
         assert(ptr - segment->ptr < segment->bytes);
         if (segment->begins) {
                 size_t page = page_of(segment, ptr);
@@ -90,6 +91,7 @@ static void lists_remove(struct gr_free_lists *lists, struct gr_range *range)
 /* The first range of this class and those above. */
 static struct gr_range *first_from(const struct gr_free_lists *lists, unsigned class)
 {
+        gr_lock_rank_assert_held(GR_RANK_SPLIT);
         for (unsigned word = class / 64; word < GR_FREE_CLASSES / 64; word++) {
                 uint64_t filled = lists->filled[word];
 
@@ -108,6 +110,7 @@ struct gr_range *gr_range_first(const struct gr_free_lists *lists, size_t bytes)
 
 struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct gr_range *range)
 {
+        gr_assert_range_locked(range);
         if (range->block.next)
                 return gr_range_of(range->block.next);
         return first_from(lists, free_class(range->block.capacity_bytes) + 1);
@@ -196,6 +199,7 @@ void gr_range_forget_kept(struct gr_split *split)
 
 GR_HOT_CODE void gr_range_swallow(struct gr_range *range, struct gr_range *after)
 {
+        gr_assert_range_locked(range);
         assert(range->after == after && after->before == range && gr_range_end(range) == after->block.ptr);
         assert(range->segment == after->segment);
         if (after->segment->begins) {
@@ -250,6 +254,7 @@ GR_HOT_CODE void gr_range_free_all(struct gr_split *split, struct gr_block *free
 {
         struct gr_block *block;
 
+        gr_assert_locked(&split->lock);
         while ((block = freed)) {
                 DL_DELETE(freed, block);
                 assert(gr_range_of(block)->state == GR_RANGE_FREED);

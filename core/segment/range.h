@@ -10,11 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/lock.h"
 #include "cache/ledger.h"
+#include "context/context.h"
+#include "segment/split_state.h"
 
-struct gr_free_lists;
 struct gr_page;
-struct gr_split;
 
 enum gr_range_state {
         GR_RANGE_USED,    /* a block in the ledger; also one that lies in a fastbin (fastbin.h) */
@@ -59,6 +60,12 @@ struct gr_segment {
 static inline struct gr_range *gr_range_of(struct gr_block *block)
 {
         return (struct gr_range *)block;
+}
+
+/* For functions that are called with the lock of the range's split held; nothing in release builds. */
+static inline void gr_assert_range_locked(const struct gr_range *range)
+{
+        gr_assert_locked(&range->block.context->split->lock);
 }
 
 /* Whether a range in state from may get state to. A new range is USED. One in state FREE leaves its free list first. */
@@ -140,7 +147,7 @@ struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range
 /* Merges `after`, the adjacent range behind range, into range; both are in no list. */
 void gr_range_swallow(struct gr_range *range, struct gr_range *after);
 
-/* Frees the unused structures in split->kept, which were there for new ranges. */
+/* Frees the unused structures in split->kept, which were there for new ranges. No thread uses the split any more. */
 void gr_range_forget_kept(struct gr_split *split);
 
 #endif

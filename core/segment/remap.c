@@ -25,6 +25,7 @@ static void stale_enter(struct gr_split *split, struct gr_range *range, uint64_t
 {
         struct gr_block *block = &range->block;
 
+        gr_assert_locked(&split->lock);
         gr_range_become(range, GR_RANGE_STALE);
         assert(!gr_page_is_mapped(gr_page_at(range->segment, block->ptr))); /* the memory is its new place's */
         block->freed_epoch = epoch;
@@ -98,6 +99,7 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
         uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range), stop = at;
         unsigned count = 0;
 
+        gr_assert_locked(&split->lock);
         while (at < end && count < MOVE_BATCH) {
                 struct gr_range *from;
                 struct found found;

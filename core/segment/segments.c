@@ -26,6 +26,7 @@
 
 uint64_t gr_segment_stranded(const struct gr_segment *segment)
 {
+        gr_lock_rank_assert_held(GR_RANK_SPLIT);
         return segment->used_count > 0 ? segment->bytes - segment->used_bytes : 0;
 }
 
@@ -37,6 +38,7 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
         uint64_t before = gr_segment_stranded(segment);
         bool surplus = segment->used_count == 0;
 
+        gr_assert_locked(&context->split->lock);
         if (segment->pages) {
                 gr_extent_use(context, range, sign);
                 return;
@@ -90,6 +92,7 @@ static struct gr_block *empty_fastbins(struct gr_arena *arena)
 
 bool gr_segments_free_ahead(struct gr_context *context, const struct gr_segment *segment)
 {
+        gr_assert_locked(&context->split->lock);
         return !segment->small && !segment->graph && gr_fence_barrier_is_cheap(context->fence);
 }
 
@@ -173,6 +176,7 @@ bool gr_segments_merge_fastbins(struct gr_context *context)
 {
         bool merged = false;
 
+        gr_assert_locked(&context->split->lock);
         for (unsigned i = 0; i < GR_SHARDS; i++) {
                 struct gr_arena *arena = gr_arena_at(context, i);
 
@@ -215,6 +219,7 @@ GR_HOT_CODE bool gr_segments_list(struct gr_context *context, struct gr_block *b
 {
         struct gr_block *stale;
 
+        gr_assert_locked(&context->split->lock);
         if (gr_block_add(context->core, block, &stale))
                 return false;
         if (stale && !(stale->flags & GR_BLOCK_SPLIT)) {
@@ -256,6 +261,7 @@ size_t gr_segments_above(const struct gr_split *split, uint64_t ptr)
 {
         size_t low = 0, high = split->segment_count;
 
+        gr_assert_locked(&split->lock);
         while (low < high) {
                 size_t middle = (low + high) / 2;
 

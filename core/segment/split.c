@@ -152,7 +152,7 @@ static size_t range_bytes(size_t bytes)
         return gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
 }
 
-/* Whether freed ranges may go into fastbins. */
+/* Whether freed ranges may go into fastbins. Lock not held, or held. */
 static bool fits_fastbin(struct gr_context *context)
 {
         return context->core->config.pool == GR_POOL_AUTO && !atomic_load(&context->fastbins_closed);
@@ -182,6 +182,7 @@ GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes
         uint64_t most = segments >= USED ? UINT64_MAX : most_segment_bytes(bytes);
         struct gr_range *range;
 
+        gr_assert_locked(&split->lock);
         *ret_at = 0; /* the beginning of the range */
         range = gr_fit_find(lists, bytes, last_epoch, most, ret_at);
         if (!range && !small && segments != USED) {
@@ -194,7 +195,7 @@ GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes
         return range;
 }
 
-/* Whether the request is so small that a worse fit that is usable now is better than a barrier. */
+/* Whether the request is so small that a worse fit that is usable now is better than a barrier. Lock not held, or held. */
 static bool is_slight(struct gr_context *context, size_t bytes)
 {
         return bytes <= atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed) / SLIGHT_SHARE;
@@ -322,7 +323,7 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes)
  * If the footprint would pass its bound while freed memory waits, a barrier makes that usable: it is taken at once, or
  * moved to where the request needs it. A barrier costs streams their overlap, so a share of the peak must be waiting.
  * And at least GR_FENCE_CLOSE_BYTES: with less, the epoch may still be open. The barrier would close it behind a kernel
- * that was launched after the frees, and that may wait for what the program launches next.
+ * that was launched after the frees, and that may wait for what the program launches next. Lock not held.
  */
 static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
 {
@@ -662,6 +663,7 @@ struct find {
         bool found;
 };
 
+/* Lock not held. */
 static bool find_in(struct gr_context *context, void *arg)
 {
         struct gr_split *split = context->split;
@@ -681,6 +683,7 @@ static bool find_in(struct gr_context *context, void *arg)
         return !find->found;
 }
 
+/* Lock not held. */
 int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret_place)
 {
         struct find find = {.ptr = ptr};
@@ -694,6 +697,7 @@ int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret
         return 0;
 }
 
+/* Lock not held. */
 void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts)
 {
         struct gr_split *split = context->split;

@@ -18,6 +18,7 @@ static bool segment_idle(struct gr_context *context, const struct gr_segment *se
 {
         const struct gr_range *range = segment->first;
 
+        gr_assert_locked(&context->split->lock);
         return !segment->pages && range->state == GR_RANGE_FREE && !range->after &&
                gr_fence_idle(context->fence, range->block.freed_epoch);
 }

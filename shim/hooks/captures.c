@@ -213,6 +213,7 @@ static GR_HELD(capturing_lock) unsigned refusing(CUstreamCaptureMode mode, struc
 {
         unsigned count = 0;
 
+        gr_assert_locked(&capturing_lock);
         for (unsigned i = 0; mode != CU_STREAM_CAPTURE_MODE_RELAXED && i < capturing_count; i++) {
                 struct gr_capture *at = &capturing[i];
                 bool own = at->thread == &per_thread_stream;

@@ -459,6 +459,7 @@ static void test_passed(void)
 {
         static struct gr_fastbins fastbins;
         static struct gr_block blocks[GR_FASTBIN_LOOK + 1];
+        static struct gr_spin lock;
         unsigned index = gr_fastbin_index(2 * MIB);
         size_t bytes = 2 * MIB;
 
@@ -469,9 +470,11 @@ static void test_passed(void)
                 blocks[i].next = i < GR_FASTBIN_LOOK ? &blocks[i + 1] : NULL;
         }
         fastbins.lists[index].first = &blocks[0];
+        gr_spin_lock(&lock, GR_RANK_ARENA);
         for (int i = 0; i < GR_FASTBIN_LOOK; i++)
                 GR_CHECK(gr_fastbin_find(&fastbins, blocks[i].capacity_bytes) == &blocks[i]);
         GR_CHECK(!gr_fastbin_find(&fastbins, blocks[GR_FASTBIN_LOOK].capacity_bytes));
+        gr_spin_unlock(&lock, GR_RANK_ARENA);
 }
 
 int main(void)

@@ -389,6 +389,16 @@ static void test_fails_half_way(void)
         end();
 }
 
+static enum gr_range_state state_at(uint64_t ptr)
+{
+        enum gr_range_state state;
+
+        gr_lock(&context->split->lock);
+        state = gr_range_at(segment(false), ptr)->state;
+        gr_unlock(&context->split->lock);
+        return state;
+}
+
 /* Freed after its capture, a block waits for the fence as any other; freed inside, it need not. */
 static void test_fence(void)
 {
@@ -401,8 +411,8 @@ static void test_fence(void)
         sg_work(context->handle, 0, after, 1000);
         give(inside, 0);
         GR_CHECK_EQ(sg_free(&core, after), 0);
-        GR_CHECK_EQ(gr_range_at(segment(false), after)->state, GR_RANGE_WAITING);
-        GR_CHECK_EQ(gr_range_at(segment(false), inside)->state, GR_RANGE_FREE);
+        GR_CHECK_EQ(state_at(after), GR_RANGE_WAITING);
+        GR_CHECK_EQ(state_at(inside), GR_RANGE_FREE);
         next_graph();
         GR_CHECK(segment(false)->in_graphs);
         gpu_sync();
@@ -493,7 +503,7 @@ static void test_lost_addresses(void)
         settle();
         sg_fail(SG_MEM_UNMAP, 1, 1, -EIO);
         trim();
-        GR_CHECK_EQ(gr_range_at(segment(false), first)->state, GR_RANGE_LOST);
+        GR_CHECK_EQ(state_at(first), GR_RANGE_LOST);
         hold = gr_graph_hold_new(&core, context);
         second = take(60 * MIB);
         GR_CHECK(second != 0);

@@ -262,7 +262,9 @@ static void test_end_of_lists(void)
 
         for (size_t i = 0; i < 64; i++)
                 room.behind[i] = UINT64_C(1) << 12;
+        start(true, PAGES);
         GR_CHECK(!gr_range_first(&room.lists, UNIT));
+        finish();
 }
 
 /* What debug builds assert at each change of a state: memory that may not be handed out is not, on no short way. */
