@@ -282,7 +282,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
 static bool holds_too_much(struct gr_device *device, struct gr_arena *arena)
 {
         return gr_budget_grown(device, arena ? &arena->cached : NULL) ||
-               (arena && gr_budget_grown(device, &arena->fastbins.cached));
+               (arena && gr_fastbins_have_grown(&arena->fastbins, device));
 }
 
 bool gr_pool_holds_too_much(struct gr_context *context)

@@ -40,7 +40,7 @@ void gr_arena_init(struct gr_arena *arena, struct gr_context *context, unsigned 
         arena->context = context;
         arena->shard = shard;
         gr_budget_keep(context->device, &arena->cached);
-        gr_budget_keep(context->device, &arena->fastbins.cached);
+        gr_fastbins_begin(&arena->fastbins, context->device);
 }
 
 static __attribute__((noinline)) struct gr_arena *make_own(struct gr_context *context, unsigned shard)
@@ -55,7 +55,7 @@ static __attribute__((noinline)) struct gr_arena *make_own(struct gr_context *co
         gr_arena_lock(arena); /* so that no thread of this shard puts a block into it before that is counted */
         if (atomic_compare_exchange_strong(&context->arenas[shard], &none, arena)) {
                 gr_budget_keep(context->device, &arena->cached);
-                gr_budget_keep(context->device, &arena->fastbins.cached);
+                gr_fastbins_begin(&arena->fastbins, context->device);
         }
         gr_arena_unlock(arena);
         if (none) { /* a thread of the same shard was faster */
@@ -240,7 +240,7 @@ static uint32_t next_generation(struct gr_arena *arena)
 bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes)
 {
         struct gr_context *context = arena->context;
-        uint64_t large = atomic_load_explicit(&arena->fastbins.large_bytes, memory_order_relaxed);
+        uint64_t large = gr_fastbins_large_bytes(&arena->fastbins);
         uint64_t peak = atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed);
         unsigned arenas = atomic_load_explicit(&context->arena_count, memory_order_relaxed);
 
@@ -264,7 +264,6 @@ GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct 
         block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
         if (block && is_ready(block, context, context->fence)) {
                 gr_fastbin_leave(&arena->fastbins, block);
-                arena->fastbins.hits++;
                 ptr = hand_out(arena, block, next_generation(arena), bytes);
                 remember_arena(arena);
         }
@@ -280,7 +279,6 @@ struct gr_block *gr_arena_take_fastbin(struct gr_arena *arena, size_t bytes)
         block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
         if (block && is_ready(block, arena->context, arena->context->fence)) {
                 gr_fastbin_leave(&arena->fastbins, block);
-                arena->fastbins.hits++;
                 hit(arena);
         } else {
                 block = NULL;
@@ -294,7 +292,7 @@ uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes)
         struct gr_block *block;
         uint64_t epoch;
 
-        if (atomic_load_explicit(&arena->fastbins.cached.bytes, memory_order_relaxed) == 0)
+        if (gr_fastbins_bytes(&arena->fastbins) == 0)
                 return 0;
         gr_arena_lock(arena);
         block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
@@ -391,12 +389,10 @@ static inline __attribute__((always_inline)) bool take_back(struct gr_arena *are
         *place = NULL;
         block->freed_epoch = freed(arena, fence, block->capacity_bytes, ret_should_close);
         atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_release);
-        if (flags == GR_BLOCK_SPLIT) {
-                gr_fastbin_enter(&arena->fastbins, block);
-                arena->fastbins.frees++;
-        } else {
+        if (flags == GR_BLOCK_SPLIT)
+                gr_fastbin_take_back(&arena->fastbins, block);
+        else
                 put_in_bin(arena, block);
-        }
         gr_arena_unlock(arena);
         return true;
 }
@@ -563,6 +559,25 @@ size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class,
         return done;
 }
 
+void gr_arena_enter_fastbin(struct gr_arena *arena, struct gr_block *block)
+{
+        gr_arena_lock(arena);
+        gr_fastbin_enter(&arena->fastbins, block);
+        gr_arena_unlock(arena);
+}
+
+GR_HOT_CODE struct gr_block *gr_arena_empty_fastbins(struct gr_arena *arena)
+{
+        struct gr_block *blocks;
+
+        if (gr_fastbins_bytes(&arena->fastbins) == 0)
+                return NULL;
+        gr_arena_lock(arena);
+        blocks = gr_fastbins_empty(&arena->fastbins, arena->context->device);
+        gr_arena_unlock(arena);
+        return blocks;
+}
+
 uint64_t gr_arenas_fastbins(struct gr_context *context)
 {
         uint64_t bytes = 0;
@@ -571,7 +586,7 @@ uint64_t gr_arenas_fastbins(struct gr_context *context)
                 const struct gr_arena *arena = gr_arena_at(context, i);
 
                 if (arena)
-                        bytes += atomic_load_explicit(&arena->fastbins.cached.bytes, memory_order_relaxed);
+                        bytes += gr_fastbins_bytes(&arena->fastbins);
         }
         return bytes;
 }
@@ -592,9 +607,7 @@ uint64_t gr_arenas_cached(struct gr_context *context)
 static void count(struct gr_arena *arena, struct gr_cache_counts *counts)
 {
         gr_arena_lock(arena);
-        counts->hits += arena->fastbins.hits;
-        counts->frees += arena->fastbins.frees;
-        counts->blocks += arena->fastbins.count;
+        gr_fastbins_count(&arena->fastbins, &counts->hits, &counts->frees, &counts->blocks);
         for (size_t class = 0; class < GR_CLASS_COUNT; class ++) {
                 counts->hits += arena->bins[class].hits;
                 counts->frees += arena->bins[class].frees;
@@ -681,7 +694,7 @@ static void drop(struct gr_arena *arena)
         }
         /* The keeper counts the blocks in its bins, and these are empty */
         assert(atomic_load(&arena->cached.bytes) == 0);
-        assert(arena->fastbins.count == 0); /* their segments were dropped before */
+        assert(gr_fastbins_bytes(&arena->fastbins) == 0); /* their segments were dropped before */
         gr_budget_pass_grant(device, &arena->cached, NULL, UINT64_MAX);
         gr_arena_unlock(arena);
 }

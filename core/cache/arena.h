@@ -155,6 +155,13 @@ uint32_t gr_arena_generation(struct gr_context *context);
  */
 bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes);
 
+/*
+ * Puts a block that the program freed on the slow path into a fastbin; and takes all blocks out of the fastbins, linked
+ * by next, or NULL: they stay cached, on the device's own account. No lock from GR_RANK_ARENA up is held.
+ */
+void gr_arena_enter_fastbin(struct gr_arena *arena, struct gr_block *block);
+struct gr_block *gr_arena_empty_fastbins(struct gr_arena *arena);
+
 /* The bytes in the fastbins of all arenas of the context. */
 uint64_t gr_arenas_fastbins(struct gr_context *context);
 

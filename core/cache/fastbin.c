@@ -2,8 +2,9 @@
 
 #include <assert.h>
 
-struct gr_block *gr_fastbin_empty(struct gr_fastbins *fastbins)
+struct gr_block *gr_fastbins_empty(struct gr_fastbins *fastbins, struct gr_device *device)
 {
+        uint64_t bytes = gr_fastbins_bytes(fastbins);
         struct gr_block *all = NULL;
 
         gr_lock_rank_assert_held(GR_RANK_ARENA);
@@ -22,5 +23,8 @@ struct gr_block *gr_fastbin_empty(struct gr_fastbins *fastbins)
         }
         fastbins->count = 0;
         atomic_store_explicit(&fastbins->large_bytes, 0, memory_order_relaxed);
+        /* Added before it is taken off below, or it would count as live in between */
+        gr_budget_cache(device, bytes);
+        gr_cached_add(&fastbins->cached, -(int64_t)bytes);
         return all;
 }

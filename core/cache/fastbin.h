@@ -6,7 +6,7 @@
  * Each arena has a set of its own: threads that allocate at the same time do not meet at the split's lock. The pages
  * count as used meanwhile, so a set holds few ranges above 1 MiB (gr_arena_fastbins_have_room). When it is full, or a
  * request fits nowhere else, all of its ranges are merged (coalesced) at once. All functions here are called with the
- * lock of the arena held.
+ * lock of the arena held, unless a comment says otherwise. No other file uses the fields.
  */
 #ifndef GR_FASTBIN_H
 #define GR_FASTBIN_H
@@ -39,6 +39,39 @@ struct gr_fastbins {
         struct gr_fastbin_list lists[1u << GR_FASTBIN_LISTS_LOG2]; /* by a hash of the size */
         uint64_t filled[(1u << GR_FASTBIN_LISTS_LOG2) / 64];       /* a bit for each list, set if it is not empty */
 };
+
+/* Has the device count what the set, of zero bytes, will hold. Lock not held. */
+static inline void gr_fastbins_begin(struct gr_fastbins *fastbins, struct gr_device *device)
+{
+        gr_budget_keep(device, &fastbins->cached);
+}
+
+/* The bytes of all blocks, and of those above 1 MiB. Lock not held, or held. */
+static inline uint64_t gr_fastbins_bytes(const struct gr_fastbins *fastbins)
+{
+        return atomic_load_explicit(&fastbins->cached.bytes, memory_order_relaxed);
+}
+
+static inline uint64_t gr_fastbins_large_bytes(const struct gr_fastbins *fastbins)
+{
+        return atomic_load_explicit(&fastbins->large_bytes, memory_order_relaxed);
+}
+
+/* As gr_budget_grown, after a block has entered. Lock not held. */
+static inline bool gr_fastbins_have_grown(struct gr_fastbins *fastbins, struct gr_device *device)
+{
+        return gr_budget_grown(device, &fastbins->cached);
+}
+
+/* Adds the requests served, the blocks taken back, and the blocks there now. */
+static inline void gr_fastbins_count(const struct gr_fastbins *fastbins, uint64_t *hits, uint64_t *frees,
+                                     uint64_t *blocks)
+{
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
+        *hits += fastbins->hits;
+        *frees += fastbins->frees;
+        *blocks += fastbins->count;
+}
 
 /* The index of the list for blocks of so many bytes. */
 static inline unsigned gr_fastbin_index(size_t bytes)
@@ -92,7 +125,14 @@ static inline void gr_fastbin_enter(struct gr_fastbins *fastbins, struct gr_bloc
         gr_cached_add(&fastbins->cached, (int64_t)block->capacity_bytes);
 }
 
-/* Takes block out of its list, and its bytes off `cached`. */
+/* The same on the fast path of a free, which this counts. */
+static inline void gr_fastbin_take_back(struct gr_fastbins *fastbins, struct gr_block *block)
+{
+        gr_fastbin_enter(fastbins, block);
+        fastbins->frees++;
+}
+
+/* Takes block out of its list for a request, which this counts, and its bytes off `cached`. */
 static inline void gr_fastbin_leave(struct gr_fastbins *fastbins, struct gr_block *block)
 {
         unsigned index = gr_fastbin_index(block->capacity_bytes);
@@ -107,9 +147,10 @@ static inline void gr_fastbin_leave(struct gr_fastbins *fastbins, struct gr_bloc
         fastbins->count--;
         gr_fastbin_count_large(fastbins, block, -1);
         gr_cached_add(&fastbins->cached, -(int64_t)block->capacity_bytes);
+        fastbins->hits++;
 }
 
-/* Takes all blocks out, in a list by next. The caller has to take their bytes off `cached`. */
-struct gr_block *gr_fastbin_empty(struct gr_fastbins *fastbins);
+/* Takes all blocks out, in a list by next. They stay cached, on the device's own account. */
+struct gr_block *gr_fastbins_empty(struct gr_fastbins *fastbins, struct gr_device *device);
 
 #endif

@@ -72,24 +72,6 @@ GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *ra
         count_used(context, range, sign);
 }
 
-/* Takes all blocks out of the fastbins, linked by next, or NULL. They stay cached, on the device's own account. */
-static struct gr_block *empty_fastbins(struct gr_arena *arena)
-{
-        struct gr_cached *cached = &arena->fastbins.cached;
-        struct gr_block *blocks;
-
-        if (atomic_load_explicit(&cached->bytes, memory_order_relaxed) == 0)
-                return NULL;
-        gr_arena_lock(arena);
-        blocks = gr_fastbin_empty(&arena->fastbins);
-        /* Added before it is taken off below, or it would count as live in between */
-        gr_budget_cache(arena->context->device, cached->bytes);
-        gr_cached_add(cached, -(int64_t)cached->bytes);
-        assert(!arena->fastbins.count);
-        gr_arena_unlock(arena);
-        return blocks;
-}
-
 bool gr_segments_free_ahead(struct gr_context *context, const struct gr_segment *segment)
 {
         gr_assert_locked(&context->split->lock);
@@ -140,7 +122,7 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
 {
         struct gr_context *context = arena->context;
         struct gr_split *split = context->split;
-        struct gr_block *blocks = empty_fastbins(arena), *block, *next, *freed = NULL, *early = NULL;
+        struct gr_block *blocks = gr_arena_empty_fastbins(arena), *block, *next, *freed = NULL, *early = NULL;
         uint64_t epoch;
 
         gr_assert_locked(&split->lock);

@@ -636,9 +636,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         block->freed_epoch = epoch;
         *ret_should_close = count_freed(context, block->capacity_bytes);
         if (fastbins) {
-                gr_arena_lock(arena);
-                gr_fastbin_enter(&arena->fastbins, block);
-                gr_arena_unlock(arena);
+                gr_arena_enter_fastbin(arena, block);
                 gr_unlock(&split->lock);
                 return 0;
         }
