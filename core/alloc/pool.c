@@ -296,14 +296,23 @@ static void wake_if_needed(struct gr_context *context)
                 context->core->wake(context->core);
 }
 
-/* As gr_pool_freed, where the block went into the arena of another thread. */
-static void freed_elsewhere(struct gr_arena *arena, bool should_close)
+/* Completes a free after which the block is in the cache: closes the open epoch, or wakes the background thread. */
+static void complete(struct gr_context *context, bool should_close)
+{
+        /* Work that starts before the epoch is closed counts as part of it, and delays its blocks. */
+        if (should_close)
+                gr_fence_close_soon(context->fence);
+        wake_if_needed(context);
+}
+
+/* As complete, where the block went into the arena of another thread. */
+static void complete_elsewhere(struct gr_arena *arena, bool should_close)
 {
         struct gr_context *context = arena->context;
 
         if (!gr_budget_is_free(context->device) && holds_too_much(context->device, arena) && context->core->wake)
                 context->core->wake(context->core);
-        gr_pool_freed(context, should_close);
+        complete(context, should_close);
 }
 
 /* 0 after a wait for the GPU, where each free waits; -EBUSY: the fence tells when the block is idle. */
@@ -348,14 +357,6 @@ static int free_split(struct gr_core *core, struct gr_block *block, const struct
         return rc;
 }
 
-GR_HOT_CODE void gr_pool_freed(struct gr_context *context, bool should_close)
-{
-        /* Work that starts before the epoch is closed counts as part of it, and delays its blocks. */
-        if (should_close)
-                gr_fence_close_soon(context->fence);
-        wake_if_needed(context);
-}
-
 /* The rest of gr_pool_free for host memory. */
 static int free_host(struct gr_core *core, struct gr_block *block)
 {
@@ -372,17 +373,6 @@ static int free_host(struct gr_core *core, struct gr_block *block)
         if (!gr_ledger_hand_out(block, block->requested_bytes))
                 gr_block_uncharge_and_free(block);
         return -ENOENT;
-}
-
-int gr_pool_free(struct gr_core *core, uint64_t ptr)
-{
-        bool should_close = false;
-        struct gr_context *context = gr_arena_free(core, ptr, &should_close);
-
-        if (!context)
-                return gr_pool_free_slow(core, ptr);
-        gr_pool_freed(context, should_close);
-        return 0;
 }
 
 /* The rest of gr_pool_free for a block that was claimed, so that this thread alone has it, and is not parked. */
@@ -405,11 +395,12 @@ GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block, order);
         gr_arena_put(context, block, rc == 0, &should_close);
-        gr_pool_freed(context, should_close);
+        complete(context, should_close);
         return 0;
 }
 
-GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struct order *order)
+/* As gr_pool_free_slow, in this order. */
+GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_freed freed, const struct order *order)
 {
         struct gr_block *block;
         struct gr_arena *home;
@@ -417,10 +408,14 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
         int rc;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
+        if (freed.context) {
+                complete(freed.context, freed.should_close);
+                return 0;
+        }
         block = gr_arena_claim(core, ptr);
         home = block ? NULL : gr_arena_free_at_home(core, ptr, &should_close);
         if (home) {
-                freed_elsewhere(home, should_close);
+                complete_elsewhere(home, should_close);
                 return 0;
         }
         rc = block ? 0 : gr_block_claim(core, ptr, &block);
@@ -557,20 +552,23 @@ void gr_pool_collect(struct gr_core *core)
         }
 }
 
-GR_HOT_CODE int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)
+GR_HOT_CODE int gr_pool_free_slow(struct gr_core *core, uint64_t ptr, struct gr_freed freed)
 {
-        return free_slow(core, ptr, &(struct order){0});
+        return free_slow(core, ptr, freed, &(struct order){0});
+}
+
+int gr_pool_free(struct gr_core *core, uint64_t ptr)
+{
+        struct gr_freed freed;
+
+        return gr_pool_free_fast(core, ptr, &freed) ? 0 : gr_pool_free_slow(core, ptr, freed);
 }
 
 int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back, void *arg)
 {
-        bool should_close = false;
-        struct gr_context *context = gr_arena_free(core, ptr, &should_close);
+        struct gr_freed freed;
 
-        if (!context)
-                return free_slow(core, ptr, &(struct order){give_back, arg});
-        gr_pool_freed(context, should_close);
-        return 0;
+        return gr_pool_free_fast(core, ptr, &freed) ? 0 : free_slow(core, ptr, freed, &(struct order){give_back, arg});
 }
 
 uint64_t gr_pool_slab_bytes(struct gr_core *core, struct gr_device *device)

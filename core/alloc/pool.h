@@ -14,6 +14,7 @@
 
 #include "account/budget.h"
 #include "alloc/source.h"
+#include "cache/arena.h"
 #include "context/context.h"
 
 /*
@@ -52,21 +53,11 @@ int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_sourc
  */
 int gr_pool_free(struct gr_core *core, uint64_t ptr);
 
-/* The slow path of gr_pool_free, for a ptr for which gr_arena_free returned NULL. */
-int gr_pool_free_slow(struct gr_core *core, uint64_t ptr);
-
-/*
- * As gr_pool_free, in the order of a stream: a block that is not cached is given to the driver by give_back, which does
- * not wait; its error is returned. Ranges and host memory do not go to the driver this way.
- */
-typedef int gr_pool_give_back(void *arg, uint64_t ptr);
-int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back, void *arg);
-
-/*
- * Completes a free that gr_arena_free or gr_arena_put has done. should_close is their output: closes the open epoch.
- * Wakes the background thread where gr_pool_wants_wake. Needs to be called only where one of the two is true.
- */
-void gr_pool_freed(struct gr_context *context, bool should_close);
+/* What gr_arena_free has done of a free. */
+struct gr_freed {
+        struct gr_context *context; /* NULL: nothing */
+        bool should_close;
+};
 
 /* After the calling thread put a block into the cache: whether the cache now holds more than it may. */
 bool gr_pool_holds_too_much(struct gr_context *context);
@@ -79,6 +70,24 @@ static inline bool gr_pool_wants_wake(struct gr_context *context)
         return (!gr_budget_is_free(context->device) && gr_pool_holds_too_much(context)) ||
                (__builtin_expect(!atomic_load(&core->decay_armed), 0) && core->config.decay_ns);
 }
+
+/* The fast path of gr_pool_free. False: gr_pool_free_slow has to go on from *freed, which this sets. */
+static inline bool gr_pool_free_fast(struct gr_core *core, uint64_t ptr, struct gr_freed *freed)
+{
+        freed->should_close = false;
+        freed->context = gr_arena_free(core, ptr, &freed->should_close);
+        return __builtin_expect(freed->context && !freed->should_close && !gr_pool_wants_wake(freed->context), 1);
+}
+
+/* The slow path of gr_pool_free, after gr_pool_free_fast; freed: zero bytes where that was left out. */
+int gr_pool_free_slow(struct gr_core *core, uint64_t ptr, struct gr_freed freed);
+
+/*
+ * As gr_pool_free, in the order of a stream: a block that is not cached is given to the driver by give_back, which does
+ * not wait; its error is returned. Ranges and host memory do not go to the driver this way.
+ */
+typedef int gr_pool_give_back(void *arg, uint64_t ptr);
+int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back, void *arg);
 
 /*
  * The driver has given ptr to the program in a call that the pool does not serve. A block that the pool lists there was

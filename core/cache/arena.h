@@ -176,7 +176,7 @@ struct gr_arena *gr_arena_free_at_home(struct gr_core *core, uint64_t ptr, bool 
  * The fast path of a free, for the context in which the calling thread last allocated: takes back a block that the
  * thread's arena remembers. Returns the context; NULL: it remembers no such block, and nothing has changed.
  * *ret_should_close, set where it took one: so much was freed into this arena in the open epoch that the epoch should
- * be closed (gr_pool_freed). No lock from GR_RANK_ARENA up is held.
+ * be closed. No lock from GR_RANK_ARENA up is held.
  */
 struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_should_close);
 

@@ -162,20 +162,17 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
         return gr_result(rc);
 }
 
-__attribute__((noinline)) int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool should_close)
+__attribute__((noinline)) int gr_memory_free_slow(CUdeviceptr ptr, struct gr_freed freed)
 {
         GR_KEEP_ERRNO;
-        int rc = context ? 0 : gr_memory_runtime_refused;
+        int refused = freed.context ? 0 : gr_memory_runtime_refused;
 
-        assert(ptr && (context || !should_close) && rc <= 0);
-        if (context) {
-                gr_pool_freed(context, should_close);
-        } else if (!rc) {
-                if (gr_trace_is_on())
-                        gr_trace_free(ptr);
-                rc = gr_pool_free_slow(&gr_core, ptr);
-        }
-        return rc;
+        assert(ptr && (freed.context || !freed.should_close) && refused <= 0);
+        if (refused)
+                return refused;
+        if (!freed.context && gr_trace_is_on())
+                gr_trace_free(ptr);
+        return gr_pool_free_slow(&gr_core, ptr, freed);
 }
 
 GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)

@@ -2,6 +2,7 @@
 #ifndef GR_HOOKS_MEMORY_H
 #define GR_HOOKS_MEMORY_H
 
+#include "alloc/pool.h"
 #include "driver/real.h"
 #include "hooks/captures.h"
 #include "hooks/trace.h"
@@ -12,12 +13,12 @@
  * fails, the block is unchanged.
  *
  * The inline functions are the fast path; the slow path is in memory.c, and goes on from what the fast path has done:
- * ptr is what gr_arena_alloc returned; 0 where that is nothing, or it was not called as a capture is open. The context
- * of a slow free is the one that gr_arena_free returned, with its output should_close; NULL where it did not take the
- * block back.
+ * ptr is what gr_arena_alloc returned; 0 where that is nothing, or it was not called as a capture is open. freed is of
+ * gr_pool_free_fast; zero bytes where it was not called as there is a trace. (An allocation does not go through
+ * gr_pool_alloc: the slow path here has steps of its own before that of the pool.)
  */
 int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
-int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool should_close);
+int gr_memory_free_slow(CUdeviceptr ptr, struct gr_freed freed);
 
 static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
 {
@@ -32,14 +33,11 @@ static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUde
 
 static inline int gr_memory_free(CUdeviceptr ptr)
 {
-        struct gr_context *context = NULL;
-        bool should_close = false;
+        struct gr_freed freed = {0};
 
-        if (__builtin_expect(!gr_trace_is_on(), 1))
-                context = gr_arena_free(&gr_core, ptr, &should_close);
-        if (__builtin_expect(!context || should_close || gr_pool_wants_wake(context), 0))
-                return gr_memory_free_slow(context, ptr, should_close);
-        return 0;
+        if (__builtin_expect(!gr_trace_is_on(), 1) && gr_pool_free_fast(&gr_core, ptr, &freed))
+                return 0;
+        return gr_memory_free_slow(ptr, freed);
 }
 
 /*
