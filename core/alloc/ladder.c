@@ -44,8 +44,8 @@
 struct climb {
         struct gr_context *context;
         size_t bytes;
-        int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
-        int (*attempt)(void *arg); /* of gr_ladder_climb_for; NULL: the request is for a block */
+        const struct gr_source_request *request; /* for a block; NULL: the next two are tried */
+        gr_ladder_attempt *attempt;
         void *arg;
         int error;      /* -ENOMEM or -EDQUOT, the last one */
         bool met_limit; /* an error was -EDQUOT */
@@ -87,20 +87,26 @@ static int note(struct climb *climb, int rc)
         return rc;
 }
 
+/* Whether any block that is large enough serves the request, also a cached one. */
+static bool any_block_serves(const struct climb *climb)
+{
+        return climb->request && !climb->request->allocate;
+}
+
 /* Another try for a block after a rung. 0, -ENOMEM or -EDQUOT, or another error of the driver. */
 static int try_again(struct climb *climb, bool may_be_larger, struct gr_block **ret_block)
 {
         struct gr_block *block = NULL;
 
-        if (climb->attempt)
+        if (!climb->request)
                 return note(climb, climb->attempt(climb->arg));
-        if (!climb->allocate && climb->context->core->config.pool != GR_POOL_NONE)
+        if (any_block_serves(climb) && climb->context->core->config.pool != GR_POOL_NONE)
                 block = gr_source_take(climb->context, climb->bytes, may_be_larger);
         if (block) {
                 *ret_block = block;
                 return 0;
         }
-        return note(climb, gr_source_fresh(climb->context, climb->bytes, climb->allocate, climb->arg, ret_block));
+        return note(climb, gr_source_fresh(climb->request, ret_block));
 }
 
 static bool out_of_memory(int rc)
@@ -117,7 +123,7 @@ static int from_cache(struct climb *climb, enum gr_rung rung, struct gr_block **
         struct gr_block *block;
 
         assert(rung == GR_RUNG_READY || rung == GR_RUNG_FENCE);
-        if (climb->allocate || climb->attempt || core->config.pool == GR_POOL_NONE)
+        if (!any_block_serves(climb) || core->config.pool == GR_POOL_NONE)
                 return climb->error;
         if (rung == GR_RUNG_FENCE) {
                 /*
@@ -153,7 +159,7 @@ static int from_larger(struct climb *climb, bool opens, struct gr_block **ret_bl
 {
         struct gr_context *context = climb->context;
 
-        if (climb->allocate || climb->attempt || !gr_pool_kind_is_split(context) || gr_fence_is_broken(context->fence))
+        if (!any_block_serves(climb) || !gr_pool_kind_is_split(context) || gr_fence_is_broken(context->fence))
                 return climb->error;
         *ret_block = gr_split_take_any(context, climb->bytes, opens);
         return *ret_block ? 0 : climb->error;
@@ -241,10 +247,10 @@ out:
  */
 static int from_driver_plainly(struct climb *climb, struct gr_block **ret_block)
 {
-        if (climb->error != -ENOMEM || climb->attempt || climb->allocate ||
+        if (climb->error != -ENOMEM || !any_block_serves(climb) ||
             !gr_pool_kind_split_serves(climb->context, climb->bytes))
                 return climb->error;
-        return note(climb, gr_source_fresh_plain(climb->context, climb->bytes, NULL, NULL, ret_block));
+        return note(climb, gr_source_fresh_plain(climb->request, ret_block));
 }
 
 /* The NEIGHBOUR rung. Neighbours cannot help where the process's own limit refuses the request. */
@@ -352,7 +358,7 @@ static int from_host(struct climb *climb, struct gr_block **ret_block)
         struct gr_rung_counters *counters = &core->counters.rungs[GR_RUNG_SPILL];
         uint64_t begin_ns = core->driver->now_ns();
 
-        if (climb->allocate || climb->attempt || atomic_load(&climb->context->device->spill_bytes) == 0)
+        if (!any_block_serves(climb) || atomic_load(&climb->context->device->spill_bytes) == 0)
                 return climb->error;
         climb->tries[GR_RUNG_SPILL]++;
         atomic_fetch_add(&counters->tries, 1);
@@ -434,8 +440,8 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
 
         gr_lock_rank_assert_free_from(GR_RANK_LADDER);
         assert(out_of_memory(climb->error) && climb->bytes > 0);
-        assert(!ret_block == (climb->attempt != NULL)); /* only a climb for a block returns one */
-        core->collect(core);                            /* puts memory of graphs that have gone into the cache */
+        assert(!ret_block == !climb->request); /* only a climb for a block returns one */
+        core->collect(core);                   /* puts memory of graphs that have gone into the cache */
         /* The figure of stream-ordered memory that counts against the limit may be out of date. */
         if (rc == -EDQUOT && core->driver->refresh_pools &&
             atomic_load(&context->device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) > 0) {
@@ -484,17 +490,16 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         return rc;
 }
 
-int gr_ladder_climb(struct gr_context *context, size_t bytes,
-                    int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes), void *arg, int first_error,
-                    struct gr_block **ret_block)
+int gr_ladder_climb(const struct gr_source_request *request, int first_error, struct gr_block **ret_block)
 {
         struct climb climb = {
-                .context = context, .bytes = bytes, .allocate = allocate, .arg = arg, .error = first_error};
+                .context = request->context, .bytes = request->bytes, .request = request, .error = first_error};
 
         return climb_all(&climb, ret_block);
 }
 
-int gr_ladder_climb_for(struct gr_context *context, size_t bytes, int (*attempt)(void *arg), void *arg, int first_error)
+int gr_ladder_climb_for(struct gr_context *context, size_t bytes, gr_ladder_attempt *attempt, void *arg,
+                        int first_error)
 {
         struct climb climb = {.context = context, .bytes = bytes, .attempt = attempt, .arg = arg, .error = first_error};
 

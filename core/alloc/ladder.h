@@ -30,23 +30,21 @@
 
 struct gr_block;
 struct gr_context;
-struct gr_core;
+struct gr_source_request;
 
 /*
  * The whole ladder for a request that found neither a usable block nor fresh memory. first_error: -ENOMEM of the driver
  * or -EDQUOT of the budget. 0: the caller owns *ret_block and hands it out. -ENOMEM or -EDQUOT after FAIL, or another
- * error of the driver. allocate and arg as in gr_source_fresh; with allocate set cached blocks do not serve. May wait
- * for the GPU and call reclaimables: no lock of core/ is held.
+ * error of the driver. May wait for the GPU and call reclaimables: no lock of core/ is held.
  */
-int gr_ladder_climb(struct gr_context *context, size_t bytes,
-                    int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes), void *arg, int first_error,
-                    struct gr_block **ret_block);
+int gr_ladder_climb(const struct gr_source_request *request, int first_error, struct gr_block **ret_block);
 
 /*
  * The whole ladder for memory that is not a block: attempt charges and allocates it, and is called after each rung.
  * Cached blocks do not serve. 0 as soon as attempt returns 0; else as gr_ladder_climb.
  */
-int gr_ladder_climb_for(struct gr_context *context, size_t bytes, int (*attempt)(void *arg), void *arg,
+typedef int gr_ladder_attempt(void *arg);
+int gr_ladder_climb_for(struct gr_context *context, size_t bytes, gr_ladder_attempt *attempt, void *arg,
                         int first_error);
 
 /*

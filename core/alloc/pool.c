@@ -182,9 +182,11 @@ static struct gr_block *take_cached(struct gr_context *context, size_t bytes)
 }
 
 /* The slow path, whose steps pool.h lists. With allocate, which chooses the size, only steps 4 and 5. */
-static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg, uint64_t *ret_ptr)
+static int alloc(const struct gr_source_request *request, uint64_t *ret_ptr)
 {
-        bool cached = !allocate && context->core->config.pool != GR_POOL_NONE;
+        struct gr_context *context = request->context;
+        bool cached = !request->allocate && context->core->config.pool != GR_POOL_NONE;
+        size_t bytes = request->bytes;
         struct gr_block *block;
 
         assert(bytes > 0);
@@ -196,16 +198,16 @@ static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *a
         do {
                 block = cached ? take_cached(context, bytes) : NULL;
                 if (!block) {
-                        int rc = gr_source_fresh(context, bytes, allocate, arg, &block);
+                        int rc = gr_source_fresh(request, &block);
 
                         if (rc == -ENOMEM || rc == -EDQUOT)
-                                rc = gr_ladder_climb(context, bytes, allocate, arg, rc, &block);
+                                rc = gr_ladder_climb(request, rc, &block);
                         if (rc)
                                 return rc;
                         gr_thread.bypass_until_ns = 0;
                 }
                 /* Is its memory gone? Then try with another block. */
-        } while (!hand_out(block, allocate ? block->capacity_bytes : bytes, ret_ptr));
+        } while (!hand_out(block, request->allocate ? block->capacity_bytes : bytes, ret_ptr));
         return 0;
 }
 
@@ -222,13 +224,13 @@ int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 
 GR_HOT_CODE int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
-        return alloc(context, bytes, NULL, NULL, ret_ptr);
+        return alloc(&(struct gr_source_request){.context = context, .bytes = bytes}, ret_ptr);
 }
 
 int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_source_allocate *allocate, void *arg,
                      uint64_t *ret_ptr)
 {
-        return alloc(context, expected_bytes, allocate, arg, ret_ptr);
+        return alloc(&(struct gr_source_request){context, expected_bytes, allocate, arg}, ret_ptr);
 }
 
 /*

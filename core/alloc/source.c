@@ -60,26 +60,23 @@ GR_HOT_CODE struct gr_block *gr_source_take(struct gr_context *context, size_t b
         return take_from_bins(context, bytes, may_be_larger);
 }
 
-int gr_source_fresh(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg,
-                    struct gr_block **ret_block)
+int gr_source_fresh(const struct gr_source_request *request, struct gr_block **ret_block)
 {
-        if (!allocate) {
-                int rc = -ENOTSUP;
+        if (!request->allocate && gr_pool_kind_split_serves(request->context, request->bytes)) {
+                int rc = gr_split_grow(request->context, request->bytes, ret_block);
 
-                if (gr_pool_kind_split_serves(context, bytes))
-                        rc = gr_split_grow(context, bytes, ret_block);
                 if (rc != -ENOTSUP)
                         return rc;
         }
-        return gr_source_fresh_plain(context, bytes, allocate, arg, ret_block);
+        return gr_source_fresh_plain(request, ret_block);
 }
 
-int gr_source_fresh_plain(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg,
-                          struct gr_block **ret_block)
+int gr_source_fresh_plain(const struct gr_source_request *request, struct gr_block **ret_block)
 {
+        struct gr_context *context = request->context;
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
-        size_t capacity = allocate ? bytes : gr_class_block_bytes(bytes);
+        size_t bytes = request->bytes, capacity = request->allocate ? bytes : gr_class_block_bytes(bytes);
         struct gr_block *block, *stale;
         uint64_t reserved, ptr;
         int rc;
@@ -95,7 +92,8 @@ int gr_source_fresh_plain(struct gr_context *context, size_t bytes, gr_source_al
                 gr_budget_cancel(device, reserved);
                 return -ENOMEM;
         }
-        rc = allocate ? allocate(arg, &ptr, &capacity) : core->driver->mem_alloc(context->handle, capacity, &ptr);
+        rc = request->allocate ? request->allocate(request->arg, &ptr, &capacity)
+                               : core->driver->mem_alloc(context->handle, capacity, &ptr);
         if (rc) {
                 gr_budget_cancel(device, reserved);
                 gr_block_free(block);

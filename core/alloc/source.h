@@ -17,6 +17,14 @@ struct gr_context;
 /* Takes fresh memory by a call of the driver that also chooses the size (pitched memory). */
 typedef int gr_source_allocate(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
 
+/* A request for a block. */
+struct gr_source_request {
+        struct gr_context *context;
+        size_t bytes;
+        gr_source_allocate *allocate; /* as in gr_pool_alloc_by: no cached block serves; or NULL */
+        void *arg;
+};
+
 /*
  * Takes the usable cached block that serves a request best; the caller owns it. NULL: there is none. may_be_larger:
  * look at larger classes, too.
@@ -24,14 +32,12 @@ typedef int gr_source_allocate(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
 struct gr_block *gr_source_take(struct gr_context *context, size_t bytes, bool may_be_larger);
 
 /*
- * Takes fresh memory for a block, charges it and adds it to the ledger; the caller owns the CACHED block. allocate and
- * arg as in gr_pool_alloc_by, or NULL. -EDQUOT, -ENOMEM, or the driver's error.
+ * Takes fresh memory for a block, charges it and adds it to the ledger; the caller owns the CACHED block. -EDQUOT,
+ * -ENOMEM, or the driver's error.
  */
-int gr_source_fresh(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg,
-                    struct gr_block **ret_block);
+int gr_source_fresh(const struct gr_source_request *request, struct gr_block **ret_block);
 
-/* As gr_source_fresh, but never from segments: by allocate, or by the driver's plain allocation. */
-int gr_source_fresh_plain(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg,
-                          struct gr_block **ret_block);
+/* As gr_source_fresh, but never from segments: by request->allocate, or by the driver's plain allocation. */
+int gr_source_fresh_plain(const struct gr_source_request *request, struct gr_block **ret_block);
 
 #endif
