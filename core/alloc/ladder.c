@@ -213,7 +213,7 @@ GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_rung rung, stru
                          : rung == GR_RUNG_NEIGHBOUR                  ? NEIGHBOUR_TRIES
                                                                       : 1;
         uint64_t begin_ns = core->driver->now_ns(), back, ended;
-        bool overtaken;
+        bool overtaken = false;
         int rc;
 
         if (!alone) {
@@ -223,8 +223,8 @@ GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_rung rung, stru
                         goto out;
         }
         do {
-                back = gr_rung_run_holding(climb->context, rung, missing_bytes(climb),
-                                           alone ? NULL : &climb->context->device->ladder_lock, &overtaken);
+                back = alone ? gr_rung_run(climb->context, rung, missing_bytes(climb))
+                             : gr_rung_run_locked(climb->context, rung, missing_bytes(climb), &overtaken);
                 climb->tries[rung]++;
                 climb->given_bytes[rung] += back;
                 if (rung == GR_RUNG_DROP && back > 0) /* what was freed is cached now, and TRIM and SYNC are over */

@@ -30,8 +30,7 @@ struct reclaim {
         bool (*visit)(struct gr_context *, void *);
         struct gr_context *first; /* visited before the others */
         bool overtaken;           /* other threads freed during the wait for the GPU: their blocks may be idle now */
-        /* NULL, or a lock that is released while the host waits: the GPU may wait for a thread that needs it */
-        struct gr_lock *held;
+        bool locked;              /* the caller has the device's ladder_lock */
 };
 
 static bool trim_one(struct gr_context *context, void *arg)
@@ -45,34 +44,36 @@ static bool trim_one(struct gr_context *context, void *arg)
         return reclaim->back_bytes < reclaim->want_bytes;
 }
 
-/* gr_fence_sync_by, with reclaim->held released meanwhile. */
-GR_NOT_CHECKED static int sync_unlocked(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
+/* Around a wait of the host: releases the ladder's lock, as the GPU may wait for a thread that needs it. */
+GR_NOT_CHECKED static void begin_wait(struct gr_context *context, const struct reclaim *reclaim)
+{
+        if (reclaim->locked)
+                gr_unlock(&context->device->ladder_lock);
+}
+
+GR_NOT_CHECKED static void end_wait(struct gr_context *context, const struct reclaim *reclaim)
+{
+        if (reclaim->locked)
+                gr_lock(&context->device->ladder_lock);
+}
+
+static int sync_unlocked(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
 {
         int rc;
 
-        if (reclaim->held) {
-                gr_assert_locked(reclaim->held);
-                gr_unlock(reclaim->held);
-        }
+        begin_wait(context, reclaim);
         rc = gr_fence_sync_by(context->fence, deadline_ns);
-        if (reclaim->held)
-                gr_lock(reclaim->held);
+        end_wait(context, reclaim);
         return rc;
 }
 
-/* gr_fence_wait_oldest, with reclaim->held released meanwhile. */
-GR_NOT_CHECKED static int wait_oldest_unlocked(struct gr_context *context, const struct reclaim *reclaim,
-                                               uint64_t deadline_ns)
+static int wait_oldest_unlocked(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
 {
         int rc;
 
-        if (reclaim->held) {
-                gr_assert_locked(reclaim->held);
-                gr_unlock(reclaim->held);
-        }
+        begin_wait(context, reclaim);
         rc = gr_fence_wait_oldest(context->fence, deadline_ns);
-        if (reclaim->held)
-                gr_lock(reclaim->held);
+        end_wait(context, reclaim);
         return rc;
 }
 
@@ -185,8 +186,7 @@ static bool wait_driver(struct gr_context *context, void *deadline_ns)
  * something that this thread does after its allocation, which no event could show beforehand. Such a program takes the
  * same risk natively: the driver itself may wait for the context where it allocates or frees memory.
  */
-GR_NOT_CHECKED static uint64_t trim_in_order(struct gr_context *context, const struct reclaim *reclaim,
-                                             uint64_t begin_ns)
+static uint64_t trim_in_order(struct gr_context *context, const struct reclaim *reclaim, uint64_t begin_ns)
 {
         struct gr_device *device = context->device;
         uint64_t deadline_ns =
@@ -195,26 +195,22 @@ GR_NOT_CHECKED static uint64_t trim_in_order(struct gr_context *context, const s
         if (atomic_load(&device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) == 0 &&
             atomic_load(&device->kind_bytes[GR_MEMORY_GRAPH]) == 0)
                 return 0;
-        if (reclaim->held) {
-                gr_assert_locked(reclaim->held);
-                gr_unlock(reclaim->held);
-        }
+        begin_wait(context, reclaim);
         gr_context_each(context->core, device->ordinal, wait_driver, &deadline_ns);
-        if (reclaim->held)
-                gr_lock(reclaim->held);
+        end_wait(context, reclaim);
         return trim_driver(context);
 }
 
-uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, struct gr_lock *held,
-                             bool *ret_overtaken)
+/* As gr_rung_run, or with `locked` as gr_rung_run_locked. */
+static uint64_t run(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, bool locked,
+                    bool *ret_overtaken)
 {
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
         struct gr_rung_counters *counters = &core->counters.rungs[rung];
-        struct reclaim reclaim = {.want_bytes = want_bytes, .held = held};
+        struct reclaim reclaim = {.want_bytes = want_bytes, .locked = locked};
         uint64_t begin_ns = core->driver->now_ns();
 
-        assert(!held || held == &device->ladder_lock);
         *ret_overtaken = false;
         switch (rung) {
         case GR_RUNG_PURGE:
@@ -273,5 +269,12 @@ uint64_t gr_rung_run(struct gr_context *context, enum gr_rung rung, uint64_t wan
 {
         bool overtaken;
 
-        return gr_rung_run_holding(context, rung, want_bytes, NULL, &overtaken);
+        return run(context, rung, want_bytes, false, &overtaken);
+}
+
+uint64_t gr_rung_run_locked(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, bool *ret_overtaken)
+{
+        gr_assert_locked(&context->device->ladder_lock);
+        assert(rung == GR_RUNG_TRIM || rung == GR_RUNG_DRIVER || rung == GR_RUNG_SYNC);
+        return run(context, rung, want_bytes, true, ret_overtaken);
 }

@@ -11,7 +11,6 @@
 #include "base/ladder_rungs.h"
 
 struct gr_context;
-struct gr_lock;
 
 #define GR_SYNC_NS UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free waits for ever */
 
@@ -26,10 +25,9 @@ extern const char *const gr_rung_words[GR_RUNG_COUNT];
 uint64_t gr_rung_run(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes);
 
 /*
- * As gr_rung_run. held: the device's ladder_lock if the caller has it, else NULL; it is released while the host waits.
+ * As gr_rung_run, for TRIM, DRIVER and SYNC with the device's ladder_lock held, which is released while the host waits.
  * *ret_overtaken: whether other threads freed memory during such a wait, so that another run may give more.
  */
-uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, struct gr_lock *held,
-                             bool *ret_overtaken);
+uint64_t gr_rung_run_locked(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, bool *ret_overtaken);
 
 #endif
