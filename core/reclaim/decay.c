@@ -1,6 +1,7 @@
 #include "reclaim/decay.h"
 
 #include <assert.h>
+#include <string.h>
 
 #include "account/budget.h"
 #include "base/arith.h"
@@ -49,13 +50,10 @@ static uint64_t return_idle(struct gr_context *context, unsigned kind, uint64_t 
                                          : gr_bins_trim_class(context, kind, most_bytes);
 }
 
-/*
- * Records the low water of a size class, or of the segments, for the `times` steps that have passed since the last
- * call; times > 0.
- */
-static void age(struct gr_context *context, unsigned kind, unsigned steps, unsigned times)
+/* Records the low water of a size class, or of the segments, for the `times` steps that have passed; times > 0. */
+static void age(struct gr_decay *decay, unsigned kind, uint64_t low, unsigned steps, unsigned times)
 {
-        uint64_t *unused = context->decay->unused_bytes[kind], low = unneeded(context, kind);
+        uint64_t *unused = decay->unused_bytes[kind];
 
         assert(kind < GR_DECAY_KINDS && steps > 0 && steps <= GR_DECAY_STEPS);
         assert(times > 0);
@@ -76,9 +74,8 @@ static double hazard(unsigned j, unsigned steps)
 }
 
 /* The bytes that should have been returned by now and are still cached. */
-static double due(struct gr_context *context, unsigned steps)
+static double due(struct gr_decay *decay, unsigned steps)
 {
-        struct gr_decay *decay = context->decay;
         double going = 0, all = 0, over = 0;
 
         for (unsigned kind = 0; kind < GR_DECAY_KINDS; kind++) {
@@ -106,7 +103,7 @@ static void return_due(struct gr_context *context, unsigned steps)
 {
         struct gr_core *core = context->core;
         struct gr_decay *decay = context->decay;
-        double left = due(context, steps);
+        double left = due(decay, steps);
 
         for (unsigned j = steps; j-- > 0 && left >= 512;)
                 for (unsigned kind = GR_DECAY_KINDS; kind-- > 0 && left >= 512;) {
@@ -175,15 +172,13 @@ static bool decay_one(struct gr_context *context, void *arg)
                                                                         : 0;
         if (!decay->stepped_ns) {
                 /* The first step starts now: what came before is not known to be unused. */
-                for (unsigned kind = 0; kind < GR_DECAY_KINDS; kind++) {
-                        age(context, kind, steps, 1);
-                        for (unsigned j = 0; j < steps; j++)
-                                decay->unused_bytes[kind][j] = 0;
-                }
+                for (unsigned kind = 0; kind < GR_DECAY_KINDS; kind++)
+                        unneeded(context, kind);
+                memset(decay->unused_bytes, 0, sizeof(decay->unused_bytes));
                 decay->stepped_ns = round->now_ns;
         } else if (passed > 0) {
                 for (unsigned kind = 0; kind < GR_DECAY_KINDS; kind++)
-                        age(context, kind, steps, passed < steps ? (unsigned)passed : steps);
+                        age(decay, kind, unneeded(context, kind), steps, passed < steps ? (unsigned)passed : steps);
                 decay->stepped_ns += passed * step_ns;
                 gr_fence_close(context->fence);
                 gr_fence_poll(context->fence);

@@ -28,30 +28,28 @@
 #define TELL_SHARE        32 /* DEBUG: the footprint, each time it has grown by so much of it */
 
 /* Adds what the time since the last call earned. The split's lock is held. */
-static void add_credit(struct gr_context *context)
+static void add_credit(struct gr_slack *slack, uint64_t now_ns)
 {
-        struct gr_split *split = context->split;
-        uint64_t now_ns = context->core->driver->now_ns();
-
-        gr_assert_locked(&split->lock);
-        if (split->credit_at_ns == 0)
-                split->credit_ns = CREDIT_MOST_NS;
-        else if (now_ns > split->credit_at_ns)
-                split->credit_ns += (int64_t)((now_ns - split->credit_at_ns) / CREDIT_SHARE);
-        if (split->credit_ns > (int64_t)CREDIT_MOST_NS)
-                split->credit_ns = CREDIT_MOST_NS;
-        split->credit_at_ns = now_ns;
+        gr_lock_rank_assert_held(GR_RANK_SPLIT);
+        if (slack->credit_at_ns == 0)
+                slack->credit_ns = CREDIT_MOST_NS;
+        else if (now_ns > slack->credit_at_ns)
+                slack->credit_ns += (int64_t)((now_ns - slack->credit_at_ns) / CREDIT_SHARE);
+        if (slack->credit_ns > (int64_t)CREDIT_MOST_NS)
+                slack->credit_ns = CREDIT_MOST_NS;
+        slack->credit_at_ns = now_ns;
 }
 
 uint64_t gr_slack_worth_opening(struct gr_context *context, size_t bytes)
 {
-        struct gr_split *split = context->split;
+        struct gr_slack *slack = &context->split->slack;
         unsigned shift; /* 3 to 0 as the credit runs down: 1/8 too large, 1/4, 1/2, twice */
 
-        add_credit(context);
-        if (split->credit_ns <= 0)
+        gr_assert_locked(&context->split->lock);
+        add_credit(slack, context->core->driver->now_ns());
+        if (slack->credit_ns <= 0)
                 return UINT64_MAX;
-        shift = (unsigned)((uint64_t)split->credit_ns * 4 / (CREDIT_MOST_NS + 1));
+        shift = (unsigned)((uint64_t)slack->credit_ns * 4 / (CREDIT_MOST_NS + 1));
         return gr_round_up(bytes + (bytes >> shift), GR_PAGE_BYTES);
 }
 
@@ -91,16 +89,16 @@ static uint64_t above_bound(struct gr_context *context, size_t request_bytes, ui
 /* What is left of the credit after so much time was spent. */
 static int64_t credit(struct gr_context *context, uint64_t spent_ns)
 {
-        struct gr_split *split = context->split;
+        struct gr_slack *slack = &context->split->slack;
         int64_t left;
 
-        gr_lock(&split->lock);
-        add_credit(context);
-        split->credit_ns -= (int64_t)spent_ns;
-        if (split->credit_ns < -DEBT_MOST_NS)
-                split->credit_ns = -DEBT_MOST_NS;
-        left = split->credit_ns;
-        gr_unlock(&split->lock);
+        gr_lock(&context->split->lock);
+        add_credit(slack, context->core->driver->now_ns());
+        slack->credit_ns -= (int64_t)spent_ns;
+        if (slack->credit_ns < -DEBT_MOST_NS)
+                slack->credit_ns = -DEBT_MOST_NS;
+        left = slack->credit_ns;
+        gr_unlock(&context->split->lock);
         return left;
 }
 
@@ -132,12 +130,13 @@ static bool has_surplus(struct gr_split *split)
 static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t above, uint64_t waited_ns)
 {
         struct gr_split *split = context->split;
+        struct gr_slack *slack = &split->slack;
         uint64_t reserved = atomic_load(&context->device->reserved_bytes), mib = UINT64_C(1) << 20;
 
         gr_lock(&split->lock);
-        split->waited_ns += waited_ns;
-        if (gr_log_enabled(GR_LOG_DEBUG) && above > 0 && reserved + growth_bytes > split->told_bytes) {
-                split->told_bytes = reserved + reserved / TELL_SHARE;
+        slack->waited_ns += waited_ns;
+        if (gr_log_enabled(GR_LOG_DEBUG) && above > 0 && reserved + growth_bytes > slack->told_bytes) {
+                slack->told_bytes = reserved + reserved / TELL_SHARE;
                 gr_log(GR_LOG_DEBUG,
                        "split grows by %" PRIu64 " MiB, %" PRIu64 " above its bound: %" PRIu64
                        " MiB reserved, live %" PRIu64 ", its peak %" PRIu64 ", waiting %" PRIu64
@@ -146,7 +145,7 @@ static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t abo
                        growth_bytes / mib, above / mib, reserved / mib, gr_budget_live(context->device) / mib,
                        atomic_load(&context->device->peak_live_bytes) / mib, atomic_load(&split->waiting_bytes) / mib,
                        split->surplus_bytes / mib, atomic_load(&context->device->stranded_bytes) / mib,
-                       split->credit_ns / 1000, split->waited_ns / 1000,
+                       slack->credit_ns / 1000, slack->waited_ns / 1000,
                        gr_fence_barrier_is_cheap(context->fence) ? "free" : "dear");
         }
         gr_unlock(&split->lock);

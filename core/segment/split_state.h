@@ -55,6 +55,14 @@ static inline bool gr_is_graph_kind(enum gr_expandable_kind kind)
  */
 enum { GR_FREE_WHOLE = GR_EXPANDABLE_KINDS, GR_FREE_KINDS };
 
+/* What slack.c knows of the time spent on better fits, and of the footprint. */
+struct gr_slack {
+        int64_t credit_ns;     /* time that may be spent on better fits (slack.h) */
+        uint64_t credit_at_ns; /* when credit_ns was last raised; 0: never */
+        uint64_t waited_ns;    /* time spent waiting for work that was about to end */
+        uint64_t told_bytes;   /* the footprint that was last logged */
+};
+
 /* The files of segment/ that write each field are named; split.c also empties all when the context has gone. */
 struct gr_split {
         /* The driver refused to map memory at a second address, so nothing is moved: remap.c. */
@@ -86,11 +94,7 @@ struct gr_split {
         uint64_t graph_peak_bytes; /* the most of these at a time since graphs use the segments: graph_segments.c */
         uint64_t stuck_epoch;      /* the latest epoch of stuck extents that are left; 0: none: expandable.c */
         unsigned busy;             /* threads in calls of the driver that map or unmap; each counts itself */
-        /* Up to told_bytes: slack.c. */
-        int64_t credit_ns;     /* time that may be spent on better fits (slack.h) */
-        uint64_t credit_at_ns; /* when credit_ns was last raised; 0: never */
-        uint64_t waited_ns;    /* time spent waiting for work that was about to end */
-        uint64_t told_bytes;   /* the footprint that was last logged */
+        struct gr_slack slack;     /* slack.c */
         /* The last mapping that failed for lack of memory: size (0: none), what was free, when: expandable_grow.c. */
         uint64_t refused_bytes, refused_free_bytes, refused_ns;
 };

@@ -214,8 +214,8 @@ static void test_held(void)
         gpu_end();
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        context->split->credit_at_ns = sg_now_ns(); /* no time for waits */
-        context->split->credit_ns = -1;
+        context->split->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
+        context->split->slack.credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);

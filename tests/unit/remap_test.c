@@ -18,8 +18,8 @@ static void test_moves(bool possible)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         gpu_refuse(SG_MEM_REMAP, !possible);
         gpu_told = 0;
-        context->split->credit_at_ns = sg_now_ns(); /* no time for waits */
-        context->split->credit_ns = -1;
+        context->split->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
+        context->split->slack.credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);
@@ -104,8 +104,8 @@ static void test_old_addresses(void)
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         split = context->split;
-        split->credit_at_ns = sg_now_ns(); /* no time for waits */
-        split->credit_ns = -1;
+        split->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
+        split->slack.credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);
@@ -139,8 +139,8 @@ static void test_old_addresses_end(void)
         uint64_t given;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        context->split->credit_at_ns = sg_now_ns(); /* no time for waits */
-        context->split->credit_ns = -1;
+        context->split->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
+        context->split->slack.credit_ns = -1;
         given = gpu_take(100 * MIB);
         gpu_take(2 * MIB);
         gpu_give(given, 100 * MIB);
@@ -163,8 +163,8 @@ static void test_old_addresses_shared(void)
         uint64_t a, b, c;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        context->split->credit_at_ns = sg_now_ns(); /* no time for waits */
-        context->split->credit_ns = -1;
+        context->split->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
+        context->split->slack.credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);

@@ -15,8 +15,8 @@ static void test_bound(int64_t credit_ns, uint64_t freed_bytes, bool moved)
         a = gpu_take(freed_bytes);
         b = gpu_take(400 * MIB);
         gpu_give(a, freed_bytes);
-        context->split->credit_ns = credit_ns;
-        context->split->credit_at_ns = sg_now_ns();
+        context->split->slack.credit_ns = credit_ns;
+        context->split->slack.credit_at_ns = sg_now_ns();
         c = gpu_take(freed_bytes + 20 * MIB);
         GR_CHECK(gpu_device()->reserved_bytes >= all_bytes);
         GR_CHECK_EQ(gpu_device()->reserved_bytes < all_bytes + freed_bytes, moved);
@@ -30,16 +30,16 @@ static void test_bound(int64_t credit_ns, uint64_t freed_bytes, bool moved)
 static void test_credit(void)
 {
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        context->split->credit_at_ns = sg_now_ns();
-        context->split->credit_ns = -5 * (int64_t)SG_MS;
+        context->split->slack.credit_at_ns = sg_now_ns();
+        context->split->slack.credit_ns = -5 * (int64_t)SG_MS;
         sg_advance(32 * 7 * SG_MS);
         gr_lock(&context->split->lock);
         gr_slack_worth_opening(context, MIB);
-        GR_CHECK(context->split->credit_ns >= 2 * (int64_t)SG_MS);
-        GR_CHECK(context->split->credit_ns < 3 * (int64_t)SG_MS);
+        GR_CHECK(context->split->slack.credit_ns >= 2 * (int64_t)SG_MS);
+        GR_CHECK(context->split->slack.credit_ns < 3 * (int64_t)SG_MS);
         sg_advance(3600000 * SG_MS);
         GR_CHECK_EQ(gr_slack_worth_opening(context, 32 * MIB), 36 * MIB);
-        GR_CHECK_EQ(context->split->credit_ns, 4 * SG_MS);
+        GR_CHECK_EQ(context->split->slack.credit_ns, 4 * SG_MS);
         gr_unlock(&context->split->lock);
         gpu_end();
 }
@@ -59,8 +59,8 @@ static void test_behind(bool stuck)
 
                 if (!stuck && gpu_progress().submitted_ns > behind)
                         sg_gpu_reach(gpu_progress().submitted_ns - behind);
-                context->split->credit_at_ns = sg_now_ns(); /* no time for waits */
-                context->split->credit_ns = -1;
+                context->split->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
+                context->split->slack.credit_ns = -1;
                 gpu_give(gpu_take((20 + i % 7) * MIB), (20 + i % 7) * MIB);
                 gr_fence_close(context->fence); /* its age says that nothing passes */
                 sg_advance(stuck ? 60 * ms : 10 * ms);

@@ -36,8 +36,8 @@ static void test_cut_and_merge(void)
         GR_CHECK_EQ(gpu_take(11 * MIB), a);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, MIB);
         gpu_give(a, 11 * MIB);
-        context->split->credit_ns = 1; /* twice as large is worth it */
-        context->split->credit_at_ns = sg_now_ns();
+        context->split->slack.credit_ns = 1; /* twice as large is worth it */
+        context->split->slack.credit_at_ns = sg_now_ns();
         b = gpu_take(9 * MIB - 700 * KIB);
         GR_CHECK_EQ(b, a);
         c = gpu_take(3 * MIB + 512);
@@ -148,8 +148,8 @@ static void test_least_make_room(bool behind_barrier)
                 other = gpu_take(MIB);
                 gpu_give(other, MIB);
                 GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
-                context->split->credit_ns = -1; /* it may not wait for that work */
-                context->split->credit_at_ns = sg_now_ns();
+                context->split->slack.credit_ns = -1; /* it may not wait for that work */
+                context->split->slack.credit_at_ns = sg_now_ns();
         }
         large = gpu_take(120 * MIB);
         if (behind_barrier) {
@@ -208,8 +208,8 @@ static void test_held(void)
         for (int i = 0; i < COUNT; i++)
                 gpu_give(large[i], 36 * MIB);
         /* Nor is one opened where so much time was spent that any fit is worth it. */
-        context->split->credit_ns = INT64_MIN / 2;
-        context->split->credit_at_ns = sg_now_ns();
+        context->split->slack.credit_ns = INT64_MIN / 2;
+        context->split->slack.credit_at_ns = sg_now_ns();
         a = gpu_take(7 * MIB);
         gpu_sync();
         gr_fence_close(context->fence);
@@ -301,14 +301,14 @@ static void test_would_help_used(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         a = gpu_take(20 * MIB);
         gpu_give(a, 20 * MIB);
-        context->split->credit_ns = 1; /* twice as large is worth it */
-        context->split->credit_at_ns = sg_now_ns();
+        context->split->slack.credit_ns = 1; /* twice as large is worth it */
+        context->split->slack.credit_at_ns = sg_now_ns();
         b = gpu_take(12 * MIB);
         c = gpu_take(7 * MIB);
         GR_CHECK(b == a && c == a + 12 * MIB);
         atomic_store(&core.streams_overlap, true);
         gpu_give(c, 7 * MIB);
-        context->split->credit_ns = 20 * SG_MS;
+        context->split->slack.credit_ns = 20 * SG_MS;
         GR_CHECK(gr_split_would_help(context, 7 * MIB));
         gpu_give(b, 12 * MIB);
         gpu_settle();
