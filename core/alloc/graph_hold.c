@@ -14,7 +14,7 @@
 #include "cache/block.h"
 #include "cache/ledger.h"
 #include "context/context.h"
-#include "segment/split.h"
+#include "segment/graph_segments.h"
 
 #define LOOK 256 /* parked blocks that a request looks at */
 /* A block that cannot be cut exceeds its request by at most an eighth and one unit, or as a new one would. */
@@ -136,7 +136,7 @@ static void park(struct gr_graph_hold *hold, struct gr_block *block)
         gr_assert_locked(&hold->core->holds_lock);
         count(block, 1);
         if (is_plain_range(block))
-                block = gr_split_join(block, leaves_to_join, hold);
+                block = gr_graph_range_join(block, leaves_to_join, hold);
         atomic_store(&block->hold, hold->number);
         DL_PREPEND(hold->parked, block);
 }
@@ -172,7 +172,7 @@ static bool serves(struct gr_block *block, const struct gr_context *context, siz
                 return false;
         if (is_plain_range(block))
                 return block->capacity_bytes <= most || !gr_is_small(bytes) || gr_is_small(block->capacity_bytes) ||
-                       gr_split_is_small(block);
+                       gr_graph_range_is_small(block);
         return !block->flags && block->capacity_bytes <= gr_max(most, gr_class_block_bytes(bytes));
 }
 
@@ -202,7 +202,7 @@ struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_contex
         if (block) {
                 unlist(hold, block);
                 count(block, -1);
-                rest = is_plain_range(block) ? gr_split_cut(block, bytes) : NULL;
+                rest = is_plain_range(block) ? gr_graph_range_cut(block, bytes) : NULL;
                 if (rest)
                         park(hold, rest);
         }

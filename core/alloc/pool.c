@@ -15,6 +15,7 @@
 #include "fence/fence.h"
 #include "host/spill.h"
 #include "reclaim/trim.h"
+#include "segment/graph_segments.h"
 #include "segment/slack.h"
 #include "segment/split.h"
 
@@ -488,11 +489,11 @@ static void unpark(struct gr_graph_hold *hold, bool in_order, bool ends)
  */
 static struct gr_block *take_for_graph(struct gr_context *context, size_t bytes)
 {
-        struct gr_block *block = gr_split_take_for_graph(context, bytes);
-        int rc = block ? 0 : gr_split_grow_for_graph(context, bytes, &block);
+        struct gr_block *block = gr_graph_segments_take(context, bytes);
+        int rc = block ? 0 : gr_graph_segments_grow(context, bytes, &block);
 
         if ((rc == -ENOMEM || rc == -EDQUOT) && gr_trim(context, bytes) > 0)
-                rc = gr_split_grow_for_graph(context, bytes, &block);
+                rc = gr_graph_segments_grow(context, bytes, &block);
         return rc ? NULL : block;
 }
 
@@ -526,7 +527,7 @@ static bool collect_one(struct gr_context *context, void *arg)
         struct gr_block *block, *next;
 
         (void)arg;
-        gr_split_end_graphs(context);
+        gr_graph_segments_end_use(context);
         for (block = gr_graph_holds_unpark(context->core, context); block; block = next) {
                 next = block->next;
                 if (gr_block_state(block) == GR_BLOCK_GONE)

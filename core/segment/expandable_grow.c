@@ -17,7 +17,6 @@
 #include "segment/expandable.h"
 #include "segment/extent.h"
 #include "segment/fit.h"
-#include "segment/graph_segments.h"
 #include "segment/range.h"
 #include "segment/remap.h"
 #include "segment/segments.h"
@@ -408,7 +407,7 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
                 return -ENOMEM;
         }
         split->busy++;
-        room = graph && gr_graph_segments_have_room(context, bytes, place.hole_bytes);
+        room = graph && gr_slack_has_room_for_graph(context, bytes, place.hole_bytes);
         gr_unlock(&split->lock);
 
         /* To move memory costs less in the driver than to return some and map some, and need not wait for work. */

@@ -1,22 +1,25 @@
 #include "segment/graph_segments.h"
 
+#include <assert.h>
 #include <stdatomic.h>
 
 #include <utlist.h>
 
 #include "account/budget.h"
+#include "account/pressure.h"
 #include "base/arith.h"
 #include "base/lock.h"
+#include "base/size_class.h"
+#include "cache/ledger.h"
 #include "context/context.h"
 #include "fence/fence.h"
+#include "segment/expandable_grow.h"
 #include "segment/extent.h"
 #include "segment/range.h"
 #include "segment/segments.h"
 #include "segment/split_state.h"
 
 #define BUSY_PAUSE_NS UINT64_C(20000)
-#define SLACK_SHARE   6                    /* how much may be mapped above the most that was used: this share of it, */
-#define SLACK_BYTES   (UINT64_C(16) << 20) /* and at least so much, until memory moves */
 
 static bool is_busy(const struct gr_segment *segment)
 {
@@ -115,11 +118,38 @@ static void recount_all(struct gr_context *context, bool in_graphs, bool fenced)
         }
 }
 
-void gr_graph_segments_begin_use(struct gr_context *context)
+struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes)
 {
-        gr_assert_locked(&context->split->lock);
+        struct gr_split *split = context->split;
+        const struct gr_free_lists *lists = &split->free[gr_expandable_kind(true, gr_is_small(bytes))];
+        struct gr_block *block = NULL;
+        struct gr_range *range;
+
+        bytes = gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
+        gr_fence_poll(context->fence); /* no barrier may be laid while a capture is open */
+        gr_lock(&split->lock);
         wait_for_busy(context, true);
         recount_all(context, true, false);
+        gr_segments_free_usable(context);
+        range = gr_range_best(lists, bytes, gr_fence_usable_epoch(context->fence), UINT64_MAX);
+        if (range) {
+                gr_range_leave(split, range);
+                block = gr_segments_carve(context, range, bytes);
+                if (block)
+                        gr_segments_hit(context);
+        }
+        gr_unlock(&split->lock);
+        return block;
+}
+
+int gr_graph_segments_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
+{
+        int rc = gr_expandable_grow(context, gr_expandable_kind(true, gr_is_small(bytes)),
+                                    gr_round_up(bytes, GR_SPLIT_UNIT_BYTES), ret_block);
+
+        gr_budget_update_peak(context->device);
+        gr_pressure_note(context);
+        return rc;
 }
 
 static bool has_users(struct gr_context *context)
@@ -129,11 +159,12 @@ static bool has_users(struct gr_context *context)
 
 void gr_graph_segments_end_use(struct gr_context *context)
 {
-        gr_assert_locked(&context->split->lock);
+        gr_lock(&context->split->lock);
         if (!has_users(context))
                 wait_for_busy(context, false);
         if (!has_users(context))
                 recount_all(context, false, true);
+        gr_unlock(&context->split->lock);
 }
 
 void gr_graph_segments_drop(struct gr_context *context)
@@ -142,12 +173,81 @@ void gr_graph_segments_drop(struct gr_context *context)
         recount_all(context, false, false);
 }
 
-bool gr_graph_segments_have_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+/* Counts that one used range has become two (1), or two have become one (-1). */
+static void count_cut(struct gr_segment *segment, int sign)
 {
-        const struct gr_split *split = context->split;
-        uint64_t free_bytes = atomic_load(&context->device->graph_bytes);
-        uint64_t peak = gr_max(split->graph_peak_bytes, split->graph_used_bytes + request_bytes);
+        if (!segment->pages) /* else its extents count bytes */
+                segment->used_count += (size_t)sign;
+}
 
-        gr_assert_locked(&split->lock);
-        return split->graph_used_bytes + free_bytes + growth_bytes <= peak + gr_max(peak / SLACK_SHARE, SLACK_BYTES);
+struct gr_block *gr_graph_range_cut(struct gr_block *block, size_t bytes)
+{
+        struct gr_range *range = gr_range_of(block), *rest = NULL;
+        struct gr_context *context = block->context;
+
+        assert(block->flags == GR_BLOCK_SPLIT && block->capacity_bytes >= bytes);
+        bytes = gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
+        gr_lock(&context->split->lock);
+        if (gr_block_state(block) != GR_BLOCK_GONE && block->capacity_bytes > bytes)
+                rest = gr_range_cut(range, bytes);
+        if (rest) {
+                gr_block_begin_cached(&rest->block, gr_class_of(rest->block.capacity_bytes), GR_BLOCK_SPLIT);
+                if (gr_segments_list(context, &rest->block)) {
+                        block->class = (uint8_t)gr_class_of(bytes);
+                        count_cut(range->segment, 1);
+                } else {
+                        gr_range_swallow(range, rest);
+                        rest = NULL;
+                }
+        }
+        gr_unlock(&context->split->lock);
+        return rest ? &rest->block : NULL;
+}
+
+static bool may_leave(struct gr_range *adjacent, gr_graph_range_leaves *leaves, void *arg)
+{
+        return adjacent && adjacent->state == GR_RANGE_USED && leaves(&adjacent->block, arg);
+}
+
+static void join(struct gr_range *range, struct gr_range *after)
+{
+        struct gr_block *block = &range->block;
+        const struct gr_context *context = block->context;
+
+        gr_assert_locked(&context->split->lock);
+        gr_ledger_make_gone(context->core->ledger, &after->block);
+        gr_range_swallow(range, after);
+        block->class = (uint8_t)gr_class_of(block->capacity_bytes);
+        count_cut(range->segment, -1);
+}
+
+struct gr_block *gr_graph_range_join(struct gr_block *block, gr_graph_range_leaves *leaves, void *arg)
+{
+        struct gr_range *range = gr_range_of(block);
+        struct gr_split *split = block->context->split;
+
+        assert(block->flags == GR_BLOCK_SPLIT);
+        gr_lock(&split->lock);
+        if (gr_block_state(block) != GR_BLOCK_GONE) { /* else its segment has gone, too */
+                if (may_leave(range->after, leaves, arg))
+                        join(range, range->after);
+                if (may_leave(range->before, leaves, arg)) {
+                        range = range->before;
+                        join(range, range->after);
+                }
+        }
+        gr_unlock(&split->lock);
+        return &range->block;
+}
+
+bool gr_graph_range_is_small(struct gr_block *block)
+{
+        struct gr_split *split = block->context->split;
+        bool small;
+
+        assert(block->flags & GR_BLOCK_SPLIT);
+        gr_lock(&split->lock);
+        small = gr_block_state(block) != GR_BLOCK_GONE && gr_range_of(block)->segment->small;
+        gr_unlock(&split->lock);
+        return small;
 }

@@ -14,6 +14,8 @@
  * is short, the memory of free pages gets a second address instead (remap.h), and keeps the old one, which graphs have
  * recorded, until the last graph has gone. Old addresses are in the way of large requests, so that is not done earlier
  * (docs/measurements.md, graph-moves).
+ *
+ * Also here: how ranges that graphs have parked are cut and merged, in whatever segment they lie.
  */
 #ifndef GR_GRAPH_SEGMENTS_H
 #define GR_GRAPH_SEGMENTS_H
@@ -22,24 +24,48 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct gr_block;
 struct gr_context;
 
 /*
- * Graphs use the context's graph segments from now on: they are in_graphs. The caller's graph is one of the context's
- * graph_users. The split's lock is held, but may be released meanwhile.
+ * As gr_split_take and gr_split_grow, from these segments, which are in_graphs from then on; the caller's graph is one
+ * of the context's graph_users. gr_graph_segments_grow returns as gr_expandable_grow. No fence is needed: what is free
+ * there was freed by captures that have ended, or by the same capture, which then has a single stream.
  */
-void gr_graph_segments_begin_use(struct gr_context *context);
+struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes);
+int gr_graph_segments_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 
-/* Where no graph is left: they are no longer in_graphs. The split's lock is held, but may be released meanwhile. */
+/* If no graph uses these segments any more, what is free there is cached from now on. No lock is held. */
 void gr_graph_segments_end_use(struct gr_context *context);
 
 /* The context has gone, and its graphs with it: ends their use. The split's lock is held; no range is busy. */
 void gr_graph_segments_drop(struct gr_context *context);
 
 /*
- * Whether they may grow by growth_bytes for a request of request_bytes before memory moves. What is parked for graphs
- * elsewhere on the device counts as free here, so where there is any, memory moves earlier. The split's lock is held.
+ * The next three are for ranges that the program has freed and the caller keeps (parked ones, alloc/graph_hold.h). The
+ * split's lock is not held. If the context has gone, block is unchanged and the answer is NULL, block or false.
  */
-bool gr_graph_segments_have_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
+
+/*
+ * Shortens block, whose only flag is GR_BLOCK_SPLIT, to bytes, at most its capacity, rounded up to
+ * GR_SPLIT_UNIT_BYTES. Returns the rest as a block, which is the caller's, too. NULL: there is no rest, or no host
+ * memory for its structure; block is unchanged.
+ */
+struct gr_block *gr_graph_range_cut(struct gr_block *block, size_t bytes);
+
+/*
+ * Whether the used range adjacent is to be merged: true means that the function has taken it out of the caller's list.
+ * Called with the split's lock held.
+ */
+typedef bool gr_graph_range_leaves(struct gr_block *adjacent, void *arg);
+
+/*
+ * Merges block, whose only flag is GR_BLOCK_SPLIT, with the ranges right before and behind it for which leaves is true.
+ * Returns the merged block; the structures of the others are freed. Cannot fail.
+ */
+struct gr_block *gr_graph_range_join(struct gr_block *block, gr_graph_range_leaves *leaves, void *arg);
+
+/* Whether block, a range, lies in a segment for requests up to 1 MiB. */
+bool gr_graph_range_is_small(struct gr_block *block);
 
 #endif

@@ -10,11 +10,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "account/budget.h"
+#include "base/lock.h"
+#include "context/context.h"
 #include "segment/split_state.h"
+
+#define GR_PEAK_LOOK_REQUESTS 16 /* the peak of live memory is looked at once in so many requests */
 
 struct gr_block;
 struct gr_arena;
-struct gr_context;
 struct gr_range;
 struct gr_segment;
 
@@ -73,5 +77,13 @@ bool gr_segments_list(struct gr_context *context, struct gr_block *block);
  * it is free.
  */
 struct gr_block *gr_segments_carve(struct gr_context *context, struct gr_range *range, size_t bytes);
+
+/* Counts a request that a free range served, and looks at the peak of live memory now and then. */
+static inline void gr_segments_hit(struct gr_context *context)
+{
+        gr_assert_locked(&context->split->lock);
+        if (++context->split->hits % GR_PEAK_LOOK_REQUESTS == 0)
+                gr_budget_update_peak(context->device);
+}
 
 #endif

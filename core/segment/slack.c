@@ -18,9 +18,12 @@
 
 #define SLACK_SHARE       16                   /* footprint above the peak of live memory: this share of it */
 #define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* at least so much: less is not worth calls of the driver */
-#define CREDIT_MOST_NS    UINT64_C(4000000)    /* what can be saved up for better fits */
-#define CREDIT_SHARE      32                   /* 1/32 of all time may be spent on better fits */
-#define CREDIT_DEBT_NS    UINT64_C(4000000)    /* each time so much is overspent, the share above the peak doubles */
+/* How much may be mapped for graphs above the most that was used: this share of it, at least so much, until memory moves */
+#define GRAPH_SHARE       6
+#define GRAPH_LEAST_BYTES (UINT64_C(16) << 20)
+#define CREDIT_MOST_NS    UINT64_C(4000000) /* what can be saved up for better fits */
+#define CREDIT_SHARE      32                /* 1/32 of all time may be spent on better fits */
+#define CREDIT_DEBT_NS    UINT64_C(4000000) /* each time so much is overspent, the share above the peak doubles */
 #define DEBT_MOST_NS      (4 * (int64_t)CREDIT_DEBT_NS) /* so that debts are soon paid */
 #define SLACK_MOST_SHARE  2                             /* up to this share */
 #define BINS_LEAST_BYTES  (UINT64_C(16) << 20)          /* less in bins is not worth calls of the driver either */
@@ -171,6 +174,17 @@ bool gr_slack_has_room(struct gr_context *context, size_t request_bytes, uint64_
 void gr_slack_spend(struct gr_context *context, uint64_t spent_ns)
 {
         credit(context, spent_ns);
+}
+
+bool gr_slack_has_room_for_graph(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+{
+        const struct gr_split *split = context->split;
+        uint64_t free_bytes = atomic_load(&context->device->graph_bytes);
+        uint64_t peak = gr_max(split->graph_peak_bytes, split->graph_used_bytes + request_bytes);
+
+        gr_assert_locked(&split->lock);
+        return split->graph_used_bytes + free_bytes + growth_bytes <=
+               peak + gr_max(peak / GRAPH_SHARE, GRAPH_LEAST_BYTES);
 }
 
 /*

@@ -31,6 +31,13 @@ bool gr_slack_is_exceeded(struct gr_context *context, size_t request_bytes, uint
  */
 bool gr_slack_is_exceeded_recently(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
+/*
+ * Whether the graph segments may grow by growth_bytes for a request of request_bytes before memory moves. What is
+ * parked for graphs elsewhere on the device counts as free here, so where there is any, memory moves earlier. The
+ * split's lock is held.
+ */
+bool gr_slack_has_room_for_graph(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
+
 /* Notes that spent_ns were spent on a better fit. */
 void gr_slack_spend(struct gr_context *context, uint64_t spent_ns);
 

@@ -31,12 +31,11 @@
 #include "segment/slack.h"
 #include "segment/split_state.h"
 
-#define BARRIER_SHARE      64  /* 1/64 of the peak of live memory: if less waits, a barrier is not worth its cost */
-#define SLIGHT_SHARE       256 /* 1/256 of it: a request for less is served by what needs no barrier */
-#define BUSY_PAUSE_NS      UINT64_C(20000)
-#define QUEUE_LOOK         64 /* waiting ranges looked at before a barrier is laid for one */
-#define PEAK_LOOK_REQUESTS 16 /* the peak of live memory is looked at once in so many requests */
-#define SEGMENT_TIMES      4  /* a segment that serves a request is at most four times as large */
+#define BARRIER_SHARE 64  /* 1/64 of the peak of live memory: if less waits, a barrier is not worth its cost */
+#define SLIGHT_SHARE  256 /* 1/256 of it: a request for less is served by what needs no barrier */
+#define BUSY_PAUSE_NS UINT64_C(20000)
+#define QUEUE_LOOK    64 /* waiting ranges looked at before a barrier is laid for one */
+#define SEGMENT_TIMES 4  /* a segment that serves a request is at most four times as large */
 
 void gr_split_init(struct gr_context *context)
 {
@@ -218,8 +217,8 @@ GR_HOT_CODE static struct gr_block *take_from(struct gr_context *context, struct
                 }
         }
         block = gr_segments_carve(context, range, bytes);
-        if (block && ++split->hits % PEAK_LOOK_REQUESTS == 0)
-                gr_budget_update_peak(context->device);
+        if (block)
+                gr_segments_hit(context);
         return block;
 }
 
@@ -403,127 +402,6 @@ out:
         gr_budget_update_peak(context->device);
         gr_pressure_note(context);
         return rc;
-}
-
-/* Lock not held. */
-struct gr_block *gr_split_take_for_graph(struct gr_context *context, size_t bytes)
-{
-        struct gr_split *split = context->split;
-        const struct gr_free_lists *lists = &split->free[gr_expandable_kind(true, gr_is_small(bytes))];
-        struct gr_block *block = NULL;
-        struct gr_range *range;
-
-        bytes = range_bytes(bytes);
-        gr_fence_poll(context->fence); /* no barrier may be laid while a capture is open */
-        gr_lock(&split->lock);
-        gr_graph_segments_begin_use(context);
-        gr_segments_free_usable(context);
-        range = gr_range_best(lists, bytes, gr_fence_usable_epoch(context->fence), UINT64_MAX);
-        if (range)
-                block = take_from(context, range, range->block.ptr, bytes);
-        gr_unlock(&split->lock);
-        return block;
-}
-
-/* Lock not held. */
-int gr_split_grow_for_graph(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
-{
-        int rc = gr_expandable_grow(context, gr_expandable_kind(true, gr_is_small(bytes)), range_bytes(bytes),
-                                    ret_block);
-
-        gr_budget_update_peak(context->device);
-        gr_pressure_note(context);
-        return rc;
-}
-
-/* Lock not held. */
-void gr_split_end_graphs(struct gr_context *context)
-{
-        gr_lock(&context->split->lock);
-        gr_graph_segments_end_use(context);
-        gr_unlock(&context->split->lock);
-}
-
-/* Counts that one used range has become two (1), or two have become one (-1). */
-static void count_cut(struct gr_segment *segment, int sign)
-{
-        if (!segment->pages) /* else its extents count bytes */
-                segment->used_count += (size_t)sign;
-}
-
-/* Lock not held. */
-struct gr_block *gr_split_cut(struct gr_block *block, size_t bytes)
-{
-        struct gr_range *range = gr_range_of(block), *rest = NULL;
-        struct gr_context *context = block->context;
-
-        assert(block->flags == GR_BLOCK_SPLIT && block->capacity_bytes >= bytes);
-        bytes = range_bytes(bytes);
-        gr_lock(&context->split->lock);
-        if (gr_block_state(block) != GR_BLOCK_GONE && block->capacity_bytes > bytes)
-                rest = gr_range_cut(range, bytes);
-        if (rest) {
-                gr_block_begin_cached(&rest->block, gr_class_of(rest->block.capacity_bytes), GR_BLOCK_SPLIT);
-                if (gr_segments_list(context, &rest->block)) {
-                        block->class = (uint8_t)gr_class_of(bytes);
-                        count_cut(range->segment, 1);
-                } else {
-                        gr_range_swallow(range, rest);
-                        rest = NULL;
-                }
-        }
-        gr_unlock(&context->split->lock);
-        return rest ? &rest->block : NULL;
-}
-
-static bool may_leave(struct gr_range *adjacent, gr_split_leaves *leaves, void *arg)
-{
-        return adjacent && adjacent->state == GR_RANGE_USED && leaves(&adjacent->block, arg);
-}
-
-static void join(struct gr_range *range, struct gr_range *after)
-{
-        struct gr_block *block = &range->block;
-        const struct gr_context *context = block->context;
-
-        gr_assert_locked(&context->split->lock);
-        gr_ledger_make_gone(context->core->ledger, &after->block);
-        gr_range_swallow(range, after);
-        block->class = (uint8_t)gr_class_of(block->capacity_bytes);
-        count_cut(range->segment, -1);
-}
-
-/* Lock not held. */
-struct gr_block *gr_split_join(struct gr_block *block, gr_split_leaves *leaves, void *arg)
-{
-        struct gr_range *range = gr_range_of(block);
-        struct gr_split *split = block->context->split;
-
-        assert(block->flags == GR_BLOCK_SPLIT);
-        gr_lock(&split->lock);
-        if (gr_block_state(block) != GR_BLOCK_GONE) { /* else its segment has gone, too */
-                if (may_leave(range->after, leaves, arg))
-                        join(range, range->after);
-                if (may_leave(range->before, leaves, arg)) {
-                        range = range->before;
-                        join(range, range->after);
-                }
-        }
-        gr_unlock(&split->lock);
-        return &range->block;
-}
-
-/* Lock not held. */
-bool gr_split_is_small(struct gr_block *block)
-{
-        struct gr_split *split = block->context->split;
-        bool small;
-
-        assert(block->flags & GR_BLOCK_SPLIT);
-        gr_lock(&split->lock);
-        small = gr_block_state(block) != GR_BLOCK_GONE && gr_range_of(block)->segment->small;
-        gr_unlock(&split->lock);
-        return small;
 }
 
 /* Counts bytes as freed into the open epoch. True: that is so much that the epoch should be closed. */

@@ -110,44 +110,6 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes);
 int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 
 /*
- * As gr_split_take and gr_split_grow, from the segments for graphs (graph_segments.h); the caller's graph is a user of
- * them. gr_split_grow_for_graph returns as gr_expandable_grow. No fence is needed: what is free there was freed by
- * captures that have ended, or by the same capture, which then has a single stream.
- */
-struct gr_block *gr_split_take_for_graph(struct gr_context *context, size_t bytes);
-int gr_split_grow_for_graph(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
-
-/* If no graph uses these segments any more, what is free there is cached from now on. No lock is held. */
-void gr_split_end_graphs(struct gr_context *context);
-
-/*
- * The next three are for ranges that the program has freed and the caller keeps (parked ones, alloc/graph_hold.h). The
- * split's lock is not held. If the context has gone, block is unchanged and the answer is NULL, block or false.
- */
-
-/*
- * Shortens block, whose only flag is GR_BLOCK_SPLIT, to bytes, at most its capacity, rounded up to
- * GR_SPLIT_UNIT_BYTES. Returns the rest as a block, which is the caller's, too. NULL: there is no rest, or no host
- * memory for its structure; block is unchanged.
- */
-struct gr_block *gr_split_cut(struct gr_block *block, size_t bytes);
-
-/*
- * Whether the used range adjacent is to be merged: true means that the function has taken it out of the caller's list.
- * Called with the split's lock held.
- */
-typedef bool gr_split_leaves(struct gr_block *adjacent, void *arg);
-
-/*
- * Merges block, whose only flag is GR_BLOCK_SPLIT, with the ranges right before and behind it for which leaves is true.
- * Returns the merged block; the structures of the others are freed. Cannot fail.
- */
-struct gr_block *gr_split_join(struct gr_block *block, gr_split_leaves *leaves, void *arg);
-
-/* Whether block, a range, lies in a segment for requests up to 1 MiB. */
-bool gr_split_is_small(struct gr_block *block);
-
-/*
  * Takes back a block that the program freed (claimed in the ledger; the caller's until now). epoch: from
  * gr_fence_freed, or one of the two below. by_driver: if its segment is one allocation of the driver and wholly free
  * now, it goes back to the driver at once, which may block. waits: what must not be reused goes back at once, too,

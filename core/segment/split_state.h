@@ -76,7 +76,8 @@ struct gr_split {
         unsigned kept_count;
         struct gr_range *kept; /* unused structures for new ranges, linked by `after`, so as to take no lock: range.c */
         struct gr_block *queue;     /* waiting ranges, oldest first: split.c, segments.c */
-        uint64_t hits, frees;       /* requests served without the driver; ranges freed: split.c */
+        uint64_t hits;              /* requests served without the driver: gr_segments_hit */
+        uint64_t frees;             /* ranges freed: split.c */
         uint64_t free_count;        /* free and waiting ranges: range.c, segments.c, split.c */
         uint64_t changes;           /* of the free lists, counted: range.c */
         uint64_t open_bytes;        /* bytes freed since the split last closed an epoch: split.c */
