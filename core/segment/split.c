@@ -151,7 +151,7 @@ static size_t range_bytes(size_t bytes)
         return gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
 }
 
-/* Whether freed ranges may go into fastbins. Lock not held, or held. */
+/* Whether freed ranges may go into fastbins. Any lock may be held. */
 static bool fits_fastbin(struct gr_context *context)
 {
         return context->core->config.pool == GR_POOL_AUTO && !atomic_load(&context->fastbins_closed);
@@ -194,7 +194,7 @@ GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes
         return range;
 }
 
-/* Whether the request is so small that a worse fit that is usable now is better than a barrier. Lock not held, or held. */
+/* Whether the request is so small that a worse fit that is usable now is better than a barrier. Any lock may be held. */
 static bool is_slight(struct gr_context *context, size_t bytes)
 {
         return bytes <= atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed) / SLIGHT_SHARE;
@@ -466,6 +466,55 @@ static bool begin_unstick(struct gr_context *context, struct gr_segment *segment
         return waits;
 }
 
+/* From now on no freed range goes into a fastbin, and none lies in one. Lock not held. */
+static void end_fastbins(struct gr_context *context)
+{
+        bool ends = fits_fastbin(context);
+
+        if (ends)
+                gr_arenas_quiesce(context); /* blocks handed out before must not go into fastbins any more */
+        gr_lock(&context->split->lock);
+        atomic_store(&context->fastbins_closed, true);
+        gr_segments_merge_fastbins(context);
+        gr_unlock(&context->split->lock);
+        if (ends)
+                gr_arenas_resume(context);
+}
+
+/* Whether a freed block goes into a fastbin of arena. Where they are full, they are emptied. */
+static bool goes_into_fastbin(struct gr_arena *arena, struct gr_block *block)
+{
+        if (block->flags & GR_BLOCK_GRAPH || gr_block_state(block) == GR_BLOCK_GONE || !fits_fastbin(block->context))
+                return false;
+        if (gr_arena_fastbins_have_room(arena, block->capacity_bytes))
+                return true;
+        gr_segments_merge_fastbins_of(arena); /* all of them at once, so that it happens seldom */
+        return false;
+}
+
+/*
+ * Frees a range that left the ledger. Returns its segment if that is no longer in the list and has to go back, by
+ * free_segment; else NULL. *ret_at_once: begin_unstick.
+ */
+static struct gr_segment *free_range(struct gr_context *context, struct gr_range *range, bool by_driver, bool waits,
+                                     bool *ret_at_once)
+{
+        struct gr_segment *segment = range->segment;
+        uint64_t ptr = range->block.ptr, last = gr_range_end(range) - 1;
+
+        gr_segments_use(context, range, -1);
+        set_aside(context->split, range, gr_segments_free_ahead(context, segment));
+        if (segment->pages) {
+                *ret_at_once = gr_expandable_ends_stuck(segment, ptr, last) &&
+                               begin_unstick(context, segment, ptr, last, waits);
+                return NULL;
+        }
+        if (segment->used_count > 0 || !(by_driver || segment->stuck))
+                return NULL;
+        gr_segments_remove(context, gr_segments_above(context->split, segment->ptr) - 1);
+        return segment;
+}
+
 /* Lock not held. */
 GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool waits, bool *ret_should_close)
 {
@@ -473,27 +522,16 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         struct gr_context *context = block->context;
         struct gr_split *split = context->split;
         struct gr_arena *arena = gr_arena_own(context);
-        struct gr_segment *segment;
+        struct gr_segment *segment, *gone = NULL;
         uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
-        bool ends_fastbins = epoch == GR_SPLIT_NEVER && fits_fastbin(context), gone, fastbins, at_once;
+        bool fastbin, at_once = false;
 
         assert(block->flags & GR_BLOCK_SPLIT && !gr_block_has_home(block));
-        if (ends_fastbins)
-                gr_arenas_quiesce(context); /* blocks handed out before must not go into fastbins any more */
+        if (epoch == GR_SPLIT_NEVER)
+                end_fastbins(context);
         gr_lock(&split->lock);
-        if (epoch == GR_SPLIT_NEVER) {
-                atomic_store(&context->fastbins_closed, true);
-                gr_segments_merge_fastbins(context);
-        }
-        if (ends_fastbins)
-                gr_arenas_resume(context);
-        gone = gr_block_state(block) == GR_BLOCK_GONE;
-        fastbins = !gone && !by_driver && !(block->flags & GR_BLOCK_GRAPH) && fits_fastbin(context);
-        if (fastbins && !gr_arena_fastbins_have_room(arena, block->capacity_bytes)) {
-                gr_segments_merge_fastbins_of(arena); /* all of them at once, so that it happens seldom */
-                fastbins = false;
-        }
-        if (!fastbins && gr_ledger_make_gone(context->core->ledger, block) == GR_BLOCK_GONE) {
+        fastbin = !by_driver && goes_into_fastbin(arena, block);
+        if (!fastbin && gr_ledger_make_gone(context->core->ledger, block) == GR_BLOCK_GONE) {
                 gr_unlock(&split->lock);
                 gr_block_free(range);
                 return 0;
@@ -506,31 +544,18 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         if (segment->pages && epoch == GR_SPLIT_NEVER) {
                 gr_expandable_discard(context, range);
                 at_once = begin_unstick(context, segment, ptr, last, waits);
-                gr_unlock(&split->lock);
-                if (at_once)
-                        gr_expandable_unstick(context, segment, ptr, last);
-                return 0;
+        } else {
+                block->freed_epoch = epoch;
+                *ret_should_close = count_freed(context, block->capacity_bytes);
+                if (fastbin)
+                        gr_arena_enter_fastbin(arena, block);
+                else
+                        gone = free_range(context, range, by_driver, waits, &at_once);
         }
-        block->freed_epoch = epoch;
-        *ret_should_close = count_freed(context, block->capacity_bytes);
-        if (fastbins) {
-                gr_arena_enter_fastbin(arena, block);
-                gr_unlock(&split->lock);
-                return 0;
-        }
-        gr_segments_use(context, range, -1);
-        set_aside(split, range, !gone && gr_segments_free_ahead(context, segment));
-        if (segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
-                at_once = segment->pages && gr_expandable_ends_stuck(segment, ptr, last) &&
-                          begin_unstick(context, segment, ptr, last, waits);
-                gr_unlock(&split->lock);
-                if (at_once)
-                        gr_expandable_unstick(context, segment, ptr, last);
-                return 0;
-        }
-        gr_segments_remove(context, gr_segments_above(split, segment->ptr) - 1);
         gr_unlock(&split->lock);
-        return free_segment(context, segment);
+        if (at_once)
+                gr_expandable_unstick(context, segment, ptr, last);
+        return gone ? free_segment(context, gone) : 0;
 }
 
 struct find {
