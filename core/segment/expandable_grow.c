@@ -369,20 +369,21 @@ static int map_all_holes(struct gr_context *context, struct gr_range *range, uin
         return rc;
 }
 
-/*
- * As gr_expandable_grow. least_bytes > 0: the place is made so wide that as much is mapped for it. -EAGAIN: that could
- * not be mapped. Lock not held.
- */
-static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes, uint64_t least_bytes,
-                struct gr_block **ret_block)
+/* The place that a request gets. */
+struct growth {
+        struct gr_range *range; /* busy */
+        uint64_t lack_bytes;    /* how much is still to be mapped for it */
+        bool graph;             /* in a graph segment: memory in graphs can only move, some of it at a time */
+        bool wider;             /* than the request needs */
+        bool room;              /* before memory moves, where graph is true */
+};
+
+/* Chooses the place; least_bytes > 0: one so wide that as much is mapped. -ENOSPC or -ENOMEM. Lock not held. */
+static int claim(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes, uint64_t least_bytes,
+                 struct growth *growth)
 {
         struct gr_split *split = context->split;
-        struct gr_range *range = NULL;
-        bool graph = gr_is_graph_kind(kind), wider;
         struct place place;
-        size_t place_bytes;
-        uint64_t lack_bytes, come;
-        bool room;
         int rc = 0;
 
         gr_lock(&split->lock);
@@ -396,55 +397,89 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
         gr_segments_free_usable(context);
         gr_remap_collect(context);
         if (!split->expandable[kind] || !choose(split->expandable[kind], bytes, &place)) {
-                gr_unlock(&split->lock);
-                return -ENOSPC;
-        }
-        place_bytes = least_bytes > 0 ? widen(&place, bytes, least_bytes) : bytes;
-        wider = place_bytes > bytes;
-        range = claim_place(split, &place, place_bytes);
-        if (!range) {
-                gr_unlock(&split->lock);
-                return -ENOMEM;
-        }
-        split->busy++;
-        room = graph && gr_slack_has_room_for_graph(context, bytes, place.hole_bytes);
-        gr_unlock(&split->lock);
+                rc = -ENOSPC;
+        } else {
+                size_t place_bytes = least_bytes > 0 ? widen(&place, bytes, least_bytes) : bytes;
 
-        /* To move memory costs less in the driver than to return some and map some, and need not wait for work. */
-        lack_bytes = place.hole_bytes;
-        if (graph) {
-                lack_bytes = gr_remap_fill(context, range, lack_bytes, !room);
-        } else if (!gr_slack_has_room(context, bytes, lack_bytes)) {
+                growth->range = claim_place(split, &place, place_bytes);
+                growth->lack_bytes = place.hole_bytes;
+                growth->graph = gr_is_graph_kind(kind);
+                growth->wider = place_bytes > bytes;
+                growth->room = growth->graph && gr_slack_has_room_for_graph(context, bytes, place.hole_bytes);
+                if (growth->range)
+                        split->busy++;
+                else
+                        rc = -ENOMEM;
+        }
+        gr_unlock(&split->lock);
+        return rc;
+}
+
+/*
+ * Moves free memory to the place, where the footprint should not grow. To move memory costs less in the driver than to
+ * return some and map some, and need not wait for work. Lock not held.
+ */
+static void move_memory(struct gr_context *context, size_t bytes, struct growth *growth)
+{
+        if (growth->graph) {
+                growth->lack_bytes = gr_remap_fill(context, growth->range, growth->lack_bytes, !growth->room);
+        } else if (!gr_slack_has_room(context, bytes, growth->lack_bytes)) {
                 uint64_t begin_ns = context->core->driver->now_ns();
 
-                lack_bytes = gr_remap_fill(context, range, lack_bytes, false);
+                growth->lack_bytes = gr_remap_fill(context, growth->range, growth->lack_bytes, false);
                 gr_slack_spend(context, MOVE_TIMES * (context->core->driver->now_ns() - begin_ns));
-                if (lack_bytes > 0)
-                        gr_slack_make_room(context, bytes, lack_bytes);
+                if (growth->lack_bytes > 0)
+                        gr_slack_make_room(context, bytes, growth->lack_bytes);
         }
-        rc = wider ? map_holes(context, range, least_bytes, &come) : map_all_holes(context, range, lack_bytes, &come);
-        while (graph && (rc == -ENOMEM || rc == -EDQUOT)) { /* memory in graphs can only move, some of it at a time */
+}
+
+/* Maps what the place lacks. Returns as map_all_holes, with *ret_bytes of its last call. Lock not held. */
+static int map_memory(struct gr_context *context, uint64_t least_bytes, struct growth *growth, uint64_t *ret_bytes)
+{
+        struct gr_range *range = growth->range;
+        int rc = growth->wider ? map_holes(context, range, least_bytes, ret_bytes)
+                               : map_all_holes(context, range, growth->lack_bytes, ret_bytes);
+
+        while (growth->graph && (rc == -ENOMEM || rc == -EDQUOT)) {
                 uint64_t left_bytes;
 
-                lack_bytes -= come; /* what had moved here may have gone back, too */
-                left_bytes = gr_remap_fill(context, range, lack_bytes, true);
-                if (left_bytes == lack_bytes)
+                growth->lack_bytes -= *ret_bytes; /* what had moved here may have gone back, too */
+                left_bytes = gr_remap_fill(context, range, growth->lack_bytes, true);
+                if (left_bytes == growth->lack_bytes)
                         break;
-                lack_bytes = left_bytes;
-                rc = map_all_holes(context, range, lack_bytes, &come);
+                growth->lack_bytes = left_bytes;
+                rc = map_all_holes(context, range, left_bytes, ret_bytes);
         }
+        return rc;
+}
 
+/*
+ * As gr_expandable_grow. least_bytes > 0: the place is made so wide that as much is mapped for it. -EAGAIN: that could
+ * not be mapped. Lock not held.
+ */
+static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes, uint64_t least_bytes,
+                struct gr_block **ret_block)
+{
+        struct gr_split *split = context->split;
+        struct growth growth;
+        uint64_t come;
+        int rc = claim(context, kind, bytes, least_bytes, &growth);
+
+        if (rc)
+                return rc;
+        move_memory(context, bytes, &growth);
+        rc = map_memory(context, least_bytes, &growth, &come);
         gr_lock(&split->lock);
-        assert(split->busy > 0 && range->state == GR_RANGE_BUSY);
+        assert(split->busy > 0 && growth.range->state == GR_RANGE_BUSY);
         split->busy--;
-        if (!range->segment->in_graphs)
+        if (!growth.range->segment->in_graphs)
                 gr_split_surplus(split, (int64_t)come);
         if (rc == 0) {
-                *ret_block = gr_segments_carve(context, range, bytes);
+                *ret_block = gr_segments_carve(context, growth.range, bytes);
                 rc = *ret_block ? 0 : -ENOMEM;
         } else {
-                gr_extent_settle(split, range, GR_RANGE_FREE);
-                rc = wider ? -EAGAIN : rc;
+                gr_extent_settle(split, growth.range, GR_RANGE_FREE);
+                rc = growth.wider ? -EAGAIN : rc;
         }
         gr_unlock(&split->lock);
         return rc;
