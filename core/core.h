@@ -29,6 +29,7 @@
 #include "context/capture_gate.h"
 #include "context/context.h"
 #include "fence/fence.h"
+#include "fence/fence_wait.h"
 #include "host/pinned.h"
 #include "host/spill.h"
 #include "reclaim/decay.h"

@@ -13,6 +13,7 @@
 #include "cache/pool_kind.h"
 #include "cache/preallocate.h"
 #include "fence/fence.h"
+#include "fence/fence_wait.h"
 #include "host/spill.h"
 #include "reclaim/trim.h"
 #include "segment/graph_segments.h"

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "context/capture_gate.h"
 #include "context/context.h"
+#include "fence/fence_epoch.h"
 
 /*
  * A thread closes the epoch after it has freed an eighth of live memory (gr_fence_close_bytes), but at least
@@ -25,13 +26,10 @@
 #define CLOSE_MOST_BYTES (UINT64_C(256) << 20) /* a record for so much costs nothing beside the work on it */
 #define POLL_FIRST_NS    UINT64_C(20000)
 #define POLL_MOST_NS     UINT64_C(1000000)
-#define SYNC_LOOKS       100
 /* an epoch that has not passed for so long may wait behind a kernel that does not end: no barrier is laid */
-#define STUCK_NS           UINT64_C(50000000)
-#define DRIVER_ENDED       4   /* CUDA's error once the driver has shut down, as it does while a process exits */
-#define KERNEL_FAILED      700 /* CUDA errors from here on come from kernels: every call of the program returns them */
-#define KERNEL_FAILED_LAST 719
-#define TURN_LOOKS         2000 /* about 0.1 ms of looks at another thread's turn to fence: most turns are shorter */
+#define STUCK_NS     UINT64_C(50000000)
+#define DRIVER_ENDED 4    /* CUDA's error once the driver has shut down, as it does while a process exits */
+#define TURN_LOOKS   2000 /* about 0.1 ms of looks at another thread's turn to fence: most turns are shorter */
 
 _Static_assert(CLOSE_MOST_BYTES >= GR_FENCE_CLOSE_BYTES, "the bounds do not cross");
 
@@ -144,11 +142,7 @@ static void set_idle(struct gr_fence *fence, const struct gr_epoch *epoch)
         assert(atomic_load(&fence->idle_epoch) <= atomic_load(&fence->usable_epoch));
 }
 
-/*
- * After a failed call: -EBUSY if it may be repeated later, as an unknown capture is open or the driver lacks memory.
- * Any other failure breaks the fence.
- */
-static int failed(struct gr_fence *fence, int rc)
+int gr_fence_failed(struct gr_fence *fence, int rc)
 {
         static _Atomic bool told;
         int code = gr_driver_code(rc);
@@ -157,7 +151,7 @@ static int failed(struct gr_fence *fence, int rc)
                 return -EBUSY;
         atomic_store(&fence->broken, rc);
         if (code != DRIVER_ENDED && !atomic_exchange(&told, true))
-                gr_log(code < KERNEL_FAILED ? GR_LOG_WARN : GR_LOG_INFO,
+                gr_log(code < GR_KERNEL_FAILED ? GR_LOG_WARN : GR_LOG_INFO,
                        "the driver's fences fail (CUDA error %d): from now on freed memory goes straight back to it",
                        code);
         return rc;
@@ -209,7 +203,7 @@ static int close_locked(struct gr_fence *fence, bool always)
         }
         if (rc) {
                 epoch_recycle(epoch);
-                return failed(fence, rc);
+                return gr_fence_failed(fence, rc);
         }
         gr_count(fence->core, GR_COUNTER_epochs, 1);
         fence->pending_count++;
@@ -218,8 +212,7 @@ static int close_locked(struct gr_fence *fence, bool always)
         return 0;
 }
 
-/* As close_locked, taking gate and lock. *ret_epoch: the epoch that was open. */
-static int close_by(struct gr_fence *fence, bool always, uint64_t *ret_epoch)
+int gr_fence_close_epoch(struct gr_fence *fence, bool always, uint64_t *ret_epoch)
 {
         int rc;
 
@@ -237,7 +230,7 @@ int gr_fence_close(struct gr_fence *fence)
 {
         uint64_t epoch;
 
-        return close_by(fence, false, &epoch);
+        return gr_fence_close_epoch(fence, false, &epoch);
 }
 
 void gr_fence_close_before(struct gr_fence *fence, bool waits)
@@ -246,7 +239,7 @@ void gr_fence_close_before(struct gr_fence *fence, bool waits)
 
         waits = waits && atomic_load(&fence->closed_waits) != atomic_load(&fence->core->waits_given);
         if (waits || gr_fence_is_open(fence))
-                close_by(fence, waits, &epoch);
+                gr_fence_close_epoch(fence, waits, &epoch);
 }
 
 /* Takes the turn to fence (struct gr_fence, led) if no thread has it. False: another thread has it. */
@@ -349,31 +342,60 @@ int gr_fence_poll(struct gr_fence *fence)
         fence->first_pending = (fence->first_pending + passed) % GR_EPOCHS_PENDING;
         fence->pending_count -= passed;
         if (rc)
-                failed(fence, rc);
+                gr_fence_failed(fence, rc);
         gr_unlock(&fence->lock);
         return rc;
+}
+
+struct gr_epoch gr_fence_end_epoch(struct gr_fence *fence)
+{
+        struct gr_epoch all = {.freed_bytes = gr_fence_freed_bytes(fence),
+                               .waits = atomic_load(&fence->core->waits_given)};
+
+        gr_assert_locked(&fence->lock);
+        all.number = atomic_fetch_add(&fence->open_epoch, 1);
+        return all;
+}
+
+void gr_fence_all_passed(struct gr_fence *fence, const struct gr_epoch *all)
+{
+        gr_assert_locked(&fence->lock);
+        while (fence->pending_count > 0 && pending_at(fence, 0)->number <= all->number) {
+                epoch_recycle(pending_at(fence, 0));
+                fence->first_pending = (fence->first_pending + 1) % GR_EPOCHS_PENDING;
+                fence->pending_count--;
+        }
+        advance(&fence->closed_bytes, all->freed_bytes);
+        set_idle(fence, all);
 }
 
 /* Waits on the host for all accessors. Gate held, and fence lock held, so that no epoch closes meanwhile. */
 static int sync_locked(struct gr_fence *fence)
 {
-        struct gr_epoch all = {.freed_bytes = gr_fence_freed_bytes(fence),
-                               .waits = atomic_load(&fence->core->waits_given)};
+        struct gr_epoch all = gr_fence_end_epoch(fence);
         int rc = 0;
 
-        gr_assert_locked(&fence->lock);
         gr_assert_gate_entered(&fence->core->gate);
-        all.number = atomic_fetch_add(&fence->open_epoch, 1);
         for (unsigned i = 0; i < fence->accessor_count && !rc; i++)
                 rc = fence->core->driver->context_sync(fence->accessors[i]->handle);
         if (rc)
-                return failed(fence, rc);
+                return gr_fence_failed(fence, rc);
         gr_count(fence->core, GR_COUNTER_syncs, 1);
-        while (fence->pending_count > 0)
-                epoch_recycle(pending_at(fence, --fence->pending_count));
-        atomic_store(&fence->closed_bytes, all.freed_bytes);
-        set_idle(fence, &all);
+        gr_fence_all_passed(fence, &all);
         return 0;
+}
+
+int gr_fence_sync_by_driver(struct gr_fence *fence)
+{
+        int rc;
+
+        if (!gr_gate_enter(&fence->core->gate))
+                return -EBUSY;
+        gr_lock(&fence->lock);
+        rc = sync_locked(fence);
+        gr_unlock(&fence->lock);
+        gr_gate_leave(&fence->core->gate);
+        return rc;
 }
 
 GR_HOT_CODE bool gr_fence_barrier_is_cheap(struct gr_fence *fence)
@@ -438,7 +460,7 @@ static int barrier_for(struct gr_fence *fence, uint64_t epoch)
                         goto out;
                 rc = wait_for_epoch(fence, newest);
                 if (rc) {
-                        rc = failed(fence, rc);
+                        rc = gr_fence_failed(fence, rc);
                         goto out;
                 }
                 gr_count(fence->core, GR_COUNTER_barriers, 1);
@@ -500,206 +522,6 @@ void gr_fence_look_for(struct gr_fence *fence, uint64_t epoch)
         }
         if (mine)
                 lead_end(fence);
-}
-
-/* The contexts to wait for, and the number of those that have been waited for. */
-struct drain {
-        struct gr_context *accessors[GR_ACCESSORS_MAX];
-        unsigned accessor_count, drained;
-        uint64_t deadline_ns;
-        int rc;
-};
-
-static bool is_wanted(const struct drain *drain, const struct gr_context *context)
-{
-        bool wanted = false;
-
-        for (unsigned i = 0; i < drain->accessor_count; i++)
-                wanted |= drain->accessors[i] == context;
-        return wanted;
-}
-
-static bool drain_one(struct gr_context *context, void *arg)
-{
-        struct drain *drain = arg;
-
-        if (is_wanted(drain, context)) {
-                drain->rc = context->core->driver->context_drain(context->handle);
-                drain->drained += drain->rc == 0;
-        }
-        return drain->rc == 0 && drain->drained < drain->accessor_count;
-}
-
-static bool wait_one(struct gr_context *context, void *arg)
-{
-        struct drain *drain = arg;
-        struct gr_fence *fence = context->fence;
-        uint64_t last_epoch = gr_fence_closed_epoch(fence);
-
-        drain->rc = 0;
-        if (is_wanted(drain, context))
-                while (drain->rc == 0 && !gr_fence_idle(fence, last_epoch))
-                        drain->rc = gr_fence_wait_oldest(fence, drain->deadline_ns);
-        return drain->rc != -ETIMEDOUT;
-}
-
-/* Copies the accessors, so that they can be waited for without the lock. Lock held. */
-static void copy_accessors(struct gr_fence *fence, struct drain *drain)
-{
-        gr_assert_locked(&fence->lock);
-        _Static_assert(sizeof(drain->accessors) == sizeof(fence->accessors), "all are copied");
-        memcpy(drain->accessors, fence->accessors, sizeof(drain->accessors));
-        drain->accessor_count = fence->accessor_count;
-}
-
-/*
- * As sync_locked, but while captures are open, and without the fence's lock: other threads may need it to submit work
- * that the GPU waits for. What is freed meanwhile belongs to a later epoch.
- */
-static int drain(struct gr_fence *fence)
-{
-        struct drain drain = {0};
-        struct gr_epoch all = {0};
-
-        if (!fence->core->driver->context_drain)
-                return -EBUSY;
-        gr_lock(&fence->lock);
-        copy_accessors(fence, &drain);
-        all.freed_bytes = gr_fence_freed_bytes(fence);
-        all.waits = atomic_load(&fence->core->waits_given);
-        all.number = atomic_fetch_add(&fence->open_epoch, 1);
-        gr_unlock(&fence->lock);
-        gr_context_each(fence->core, -1, drain_one, &drain);
-        assert(drain.drained <= drain.accessor_count); /* each context once */
-        if (drain.rc)
-                return failed(fence, drain.rc);
-        if (drain.drained < drain.accessor_count)
-                return -EBUSY;
-        gr_count(fence->core, GR_COUNTER_syncs, 1);
-        gr_lock(&fence->lock);
-        while (fence->pending_count > 0 && pending_at(fence, 0)->number <= all.number) {
-                epoch_recycle(pending_at(fence, 0));
-                fence->first_pending = (fence->first_pending + 1) % GR_EPOCHS_PENDING;
-                fence->pending_count--;
-        }
-        advance(&fence->closed_bytes, all.freed_bytes);
-        set_idle(fence, &all);
-        gr_unlock(&fence->lock);
-        return 0;
-}
-
-/*
- * Records an event and waits until it has passed. No lock is held during the wait, so captures may begin, and other
- * threads may submit work that the GPU waits for. -EBUSY, -ENOTSUP: no event could be recorded; -ETIMEDOUT.
- */
-static int wait_behind_record(struct gr_fence *fence, uint64_t deadline_ns)
-{
-        uint64_t epoch;
-        int rc = gr_fence_is_broken(fence) ? -ENOTSUP : close_by(fence, true, &epoch);
-
-        /* Spin first: the work may be nearly done, and a sleep takes longer. */
-        for (unsigned n = 1; !rc && !gr_fence_idle(fence, epoch) && n <= SYNC_LOOKS; n++) {
-                rc = gr_fence_poll(fence);
-                gr_lock_pause(n);
-        }
-        while (!rc && !gr_fence_idle(fence, epoch)) {
-                rc = gr_fence_wait_oldest(fence, deadline_ns);
-                if (rc == -ENOENT) /* another thread has seen it pass */
-                        rc = 0;
-        }
-        if (!rc)
-                gr_count(fence->core, GR_COUNTER_syncs, 1);
-        return rc;
-}
-
-/* Waits by the driver's own calls, which have no deadline. */
-static int wait_without_record(struct gr_fence *fence)
-{
-        int rc = -EBUSY;
-
-        if (gr_gate_enter(&fence->core->gate)) {
-                gr_lock(&fence->lock);
-                rc = sync_locked(fence);
-                gr_unlock(&fence->lock);
-                gr_gate_leave(&fence->core->gate);
-        }
-        return rc == -EBUSY ? drain(fence) : rc;
-}
-
-int gr_fence_sync(struct gr_fence *fence)
-{
-        int rc;
-
-        gr_lock_rank_assert_free_from(GR_RANK_LADDER + 1);
-        rc = wait_behind_record(fence, UINT64_MAX);
-        return rc == -EBUSY || rc == -ENOTSUP ? wait_without_record(fence) : rc;
-}
-
-/* Whether streams may still wait for a later action of the program. A wait before an epoch that has passed is over. */
-static bool may_wait(struct gr_fence *fence)
-{
-        return atomic_load(&fence->core->waits_begun) != atomic_load(&fence->waits_over);
-}
-
-int gr_fence_wait_driver(struct gr_fence *fence)
-{
-        int rc;
-
-        if (!gr_gate_enter(&fence->core->gate))
-                return -EBUSY;
-        rc = fence->core->driver->context_sync(fence->owner->handle);
-        gr_gate_leave(&fence->core->gate);
-        return rc;
-}
-
-int gr_fence_wait_work(struct gr_fence *fence)
-{
-        const struct gr_driver *driver = fence->core->driver;
-        int rc = gr_fence_wait_driver(fence);
-
-        if (rc && driver->context_drain)
-                rc = driver->context_drain(fence->owner->handle);
-        /* This may break a capture. Not to wait would be worse: memory could be used again while work uses it. */
-        return rc ? driver->context_sync(fence->owner->handle) : 0;
-}
-
-static bool wait_for(struct gr_context *context, void *arg)
-{
-        int *rc = arg;
-
-        for (int tries = 0; tries < 2; tries++) { /* the driver may have failed only this once */
-                *rc = gr_fence_wait_work(context->fence);
-                if (gr_driver_code(*rc) >= KERNEL_FAILED && gr_driver_code(*rc) <= KERNEL_FAILED_LAST)
-                        *rc = 0; /* no work of it runs any more */
-                if (!*rc)
-                        return true;
-        }
-        return false;
-}
-
-int gr_fence_wait_all(struct gr_fence *fence)
-{
-        int rc = 0;
-
-        gr_context_each(fence->core, gr_fence_has_peer(fence) ? -1 : fence->device->ordinal, wait_for, &rc);
-        return rc;
-}
-
-int gr_fence_sync_by(struct gr_fence *fence, uint64_t deadline_ns)
-{
-        struct drain drain = {.deadline_ns = deadline_ns};
-        int rc;
-
-        gr_lock(&fence->lock);
-        copy_accessors(fence, &drain);
-        gr_unlock(&fence->lock);
-        gr_context_each(fence->core, -1, wait_one, &drain);
-        if (drain.rc == -ETIMEDOUT)
-                return drain.rc;
-        rc = wait_behind_record(fence, deadline_ns);
-        if (rc != -EBUSY && rc != -ENOTSUP)
-                return rc;
-        return rc == -EBUSY && may_wait(fence) ? rc : wait_without_record(fence);
 }
 
 int gr_fence_wait_oldest(struct gr_fence *fence, uint64_t deadline_ns)

@@ -16,6 +16,7 @@
 #include "cache/ledger.h"
 #include "context/context.h"
 #include "fence/fence.h"
+#include "fence/fence_wait.h"
 
 #define SLACK_PART 8                     /* above 1 MiB a block may be larger than the request by 1/8 of its size */
 #define LOOKS_MOST 64                    /* blocks of a bin, with the lock held */

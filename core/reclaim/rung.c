@@ -10,6 +10,7 @@
 #include "context/capture_gate.h"
 #include "context/context.h"
 #include "fence/fence.h"
+#include "fence/fence_wait.h"
 #include "host/pinned.h"
 #include "reclaim/reclaimable.h"
 #include "reclaim/trim.h"

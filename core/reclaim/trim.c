@@ -9,6 +9,7 @@
 #include "cache/bins_trim.h"
 #include "context/context.h"
 #include "fence/fence.h"
+#include "fence/fence_wait.h"
 #include "host/spill.h"
 #include "segment/split_state.h"
 #include "segment/split_trim.h"

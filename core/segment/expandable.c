@@ -18,6 +18,7 @@
 #include "cache/ledger.h"
 #include "context/context.h"
 #include "fence/fence.h"
+#include "fence/fence_wait.h"
 #include "segment/extent.h"
 #include "segment/range.h"
 #include "segment/remap.h"
