@@ -44,6 +44,7 @@ enum gr_rank {
         GR_RANK_POOL_FREES,    /* what the program freed in these pools */
         GR_RANK_GRAPH_MEMORY,  /* what the program's graphs have reserved; held across calls of the driver */
         GR_RANK_CONTEXT_NAMES, /* which context a handle means; held across calls of the driver */
+        GR_RANK_GREENS,        /* the program's green contexts */
         GR_RANK_DEVICES,       /* which devices are set up; held across calls of the driver */
         GR_RANK_GRAPHS,        /* the program's graphs */
         GR_RANK_PITCHES,       /* the pitches that the driver chose */

@@ -2,11 +2,7 @@
 #include "hooks/context.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/no_cancel.h"
 #include "device/device.h"
@@ -14,6 +10,7 @@
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/captures.h"
+#include "hooks/green_table.h"
 #include "hooks/segment_import.h"
 
 #define ENDED_LOOK_NS 10000
@@ -21,12 +18,6 @@
 
 struct alias {
         CUcontext handle, owner;
-};
-
-struct green {
-        CUgreenCtx handle;
-        CUcontext context; /* the green context as a CUcontext; NULL until the program converted it */
-        CUdevice dev;
 };
 
 GR_HOT_DATA _Atomic uint64_t gr_contexts_version = 1;
@@ -42,33 +33,16 @@ static struct gr_context *_Atomic only;
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_CONTEXT_NAMES);
 static struct alias aliases[ALIASES_MAX] GR_GUARDED_BY(lock);
 static unsigned alias_count GR_GUARDED_BY(lock);
-static struct green *greens GR_GUARDED_BY(lock);
-static unsigned green_count GR_GUARDED_BY(lock), green_room GR_GUARDED_BY(lock);
 /* Primary contexts and their retains, by the program and its green contexts, as far as hooks saw them. */
 static CUcontext primaries[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 static unsigned retained[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 
-/*
- * Held by a thread that retains or releases a device's primary context. A context that is retained while another thread
- * ends it has the same handle, and could not be told from the one that has ended. Held until a new context has been
- * added to the core: otherwise another thread could reset it in between, and it would be added after its end. Taken
- * before the lock above. Recursive, as the driver may call the runtime, and so these hooks, while it ends a context.
- */
-static struct gr_lock primary_locks[GR_DEVICES_MAX] = {
+struct gr_lock gr_primary_locks[GR_DEVICES_MAX] = {
         [0 ... GR_DEVICES_MAX - 1] = {PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, GR_RANK_PRIMARY}};
 
-/* A primary context that is about to be released or reset. */
-struct release {
-        CUcontext primary; /* NULL: not seen */
-        bool reset;
-        bool ends; /* unless the driver refuses, or has counted more retains than the hooks have seen */
-};
-
-static CUcontext primary_of(CUdevice dev) GR_HELD(primary_locks[dev]);
-static void primary_retained(CUdevice dev, CUcontext primary) GR_HELD(primary_locks[dev]);
-static bool still_active(CUdevice dev) GR_HELD(primary_locks[dev]);
-static struct release before_release(CUdevice dev, bool reset) GR_HELD(primary_locks[dev]);
-static void after_release(CUdevice dev, const struct release *release, CUresult result) GR_HELD(primary_locks[dev]);
+static CUcontext primary_of(CUdevice dev) GR_HELD(gr_primary_locks[dev]);
+static void primary_retained(CUdevice dev, CUcontext primary) GR_HELD(gr_primary_locks[dev]);
+static bool still_active(CUdevice dev) GR_HELD(gr_primary_locks[dev]);
 
 static CUcontext primary_of(CUdevice dev)
 {
@@ -76,7 +50,7 @@ static CUcontext primary_of(CUdevice dev)
         unsigned int flags;
         int active = 0;
 
-        gr_assert_locked(&primary_locks[dev]);
+        gr_assert_locked(&gr_primary_locks[dev]);
         if (!gr_real.cuDevicePrimaryCtxGetState || !gr_real.cuDevicePrimaryCtxRetain ||
             !gr_real.cuDevicePrimaryCtxRelease_v2 ||
             gr_real.cuDevicePrimaryCtxGetState(dev, &flags, &active) != CUDA_SUCCESS || !active)
@@ -118,11 +92,12 @@ GR_HELD(lock) static CUcontext owner_of(CUcontext handle, CUdevice dev)
 /* Lock held. The context that owns the memory of handle, where it is known to be another one; else NULL. */
 GR_HELD(lock) static CUcontext alias_of(CUcontext handle)
 {
+        CUdevice green = gr_green_device_of(handle);
+
         gr_assert_locked(&lock);
-        assert(green_count <= green_room && alias_count <= ALIASES_MAX);
-        for (unsigned i = 0; i < green_count; i++)
-                if (greens[i].context == handle)
-                        return primaries[greens[i].dev];
+        assert(alias_count <= ALIASES_MAX);
+        if (green >= 0)
+                return primaries[green];
         for (unsigned i = 0; i < alias_count; i++)
                 if (aliases[i].handle == handle)
                         return aliases[i].owner;
@@ -166,7 +141,7 @@ static struct gr_context *look_up(CUcontext handle)
         if (gr_real.cuCtxGetDevice(&dev) != CUDA_SUCCESS || !gr_device_get(dev))
                 return NULL;
         mode = gr_operations_relax_captures();
-        gr_lock(&primary_locks[dev]);
+        gr_lock(&gr_primary_locks[dev]);
         gr_lock(&lock);
         if (!primaries[dev])
                 primaries[dev] = primary_of(dev);
@@ -182,7 +157,7 @@ static struct gr_context *look_up(CUcontext handle)
                 gr_device_use(dev);
                 context = add(owner, dev);
         }
-        gr_unlock(&primary_locks[dev]);
+        gr_unlock(&gr_primary_locks[dev]);
         if (context && gr_overhead_counted())
                 gr_overhead_look(context->device, 0);
         return context;
@@ -375,7 +350,7 @@ GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int 
 
 static void primary_retained(CUdevice dev, CUcontext primary)
 {
-        gr_assert_locked(&primary_locks[dev]);
+        gr_assert_locked(&gr_primary_locks[dev]);
         gr_lock(&lock);
         primaries[dev] = primary;
         retained[dev]++;
@@ -389,12 +364,12 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
 
         if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
                 return GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
-        gr_lock(&primary_locks[dev]);
+        gr_lock(&gr_primary_locks[dev]);
         result = GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
         if (result == CUDA_SUCCESS)
                 primary_retained(dev, *context);
         has(result, context, dev, false);
-        gr_unlock(&primary_locks[dev]);
+        gr_unlock(&gr_primary_locks[dev]);
         return result;
 }
 
@@ -485,7 +460,7 @@ static bool still_active(CUdevice dev)
         unsigned int flags;
         int active = 1;
 
-        gr_assert_locked(&primary_locks[dev]);
+        gr_assert_locked(&gr_primary_locks[dev]);
         if (!gr_real.cuDevicePrimaryCtxGetState)
                 return true;
         /* A wrong answer could hand out memory of a destroyed context, so a failed call is repeated once. */
@@ -496,14 +471,14 @@ static bool still_active(CUdevice dev)
 }
 
 /*
- * Called before the driver releases or resets a primary context. The last release ends it. Only the driver knows the
- * count, so it counts as the last one if the hooks have seen no more than one retain.
+ * The last release ends the context. Only the driver knows the count, so it counts as the last one if the hooks have
+ * seen no more than one retain.
  */
-static struct release before_release(CUdevice dev, bool reset)
+struct gr_release gr_context_before_release(CUdevice dev, bool reset)
 {
-        struct release release = {.reset = reset};
+        struct gr_release release = {.reset = reset};
 
-        gr_assert_locked(&primary_locks[dev]);
+        gr_assert_locked(&gr_primary_locks[dev]);
         gr_lock(&lock);
         release.primary = primaries[dev];
         release.ends = reset || retained[dev] <= 1;
@@ -513,10 +488,9 @@ static struct release before_release(CUdevice dev, bool reset)
         return release;
 }
 
-/* After before_release and the driver's call, with the lock held since before_release. */
-static void after_release(CUdevice dev, const struct release *release, CUresult result)
+void gr_context_after_release(CUdevice dev, const struct gr_release *release, CUresult result)
 {
-        gr_assert_locked(&primary_locks[dev]);
+        gr_assert_locked(&gr_primary_locks[dev]);
         if (result == CUDA_SUCCESS) {
                 gr_lock(&lock);
                 /*
@@ -535,7 +509,7 @@ static void after_release(CUdevice dev, const struct release *release, CUresult 
 static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_v2) *real, bool reset)
 {
         GR_KEEP_ERRNO;
-        struct release release;
+        struct gr_release release;
         CUresult result;
         GR_NO_CANCEL;
 
@@ -543,11 +517,11 @@ static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_
                 return CUDA_ERROR_NOT_FOUND;
         if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
                 return real(dev);
-        gr_lock(&primary_locks[dev]);
-        release = before_release(dev, reset);
+        gr_lock(&gr_primary_locks[dev]);
+        release = gr_context_before_release(dev, reset);
         result = real(dev);
-        after_release(dev, &release, result);
-        gr_unlock(&primary_locks[dev]);
+        gr_context_after_release(dev, &release, result);
+        gr_unlock(&gr_primary_locks[dev]);
         return result;
 }
 
@@ -575,151 +549,44 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
         return primary_ends(dev, gr_real.cuDevicePrimaryCtxReset_v2, true);
 }
 
-/*
- * Lock held. Without host memory for the entry, the end of the primary context is noticed only after the driver's call.
- */
-GR_HELD(lock) static void green_remember(CUgreenCtx handle, CUdevice dev)
+void gr_context_green_made(CUdevice dev, bool counted)
 {
-        gr_assert_locked(&lock);
-        assert(green_count <= green_room && dev >= 0 && dev < GR_DEVICES_MAX);
-        if (green_count == green_room) {
-                unsigned room = green_room ? 2 * green_room : 16;
-                struct green *more = realloc(greens, room * sizeof(*more));
+        CUstreamCaptureMode mode = gr_operations_relax_captures();
+        CUcontext primary = primary_of(dev);
 
-                if (!more)
-                        return;
-                greens = more;
-                green_room = room;
-        }
-        greens[green_count++] = (struct green){.handle = handle, .dev = dev};
-        retained[dev]++;
-}
-
-/* Lock held. NULL: not known. */
-GR_HELD(lock) static struct green *green_find(CUgreenCtx handle)
-{
-        gr_assert_locked(&lock);
-        for (unsigned i = 0; i < green_count; i++)
-                if (greens[i].handle == handle)
-                        return &greens[i];
-        return NULL;
-}
-
-/*
- * A green context retains the device's primary context, which owns its memory and whose fences cover its streams. So
- * the primary context is added to the core: copies on a green stream may access blocks of any context of the device.
- */
-GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc description, CUdevice dev,
-                                            unsigned int flags)
-{
-        GR_KEEP_ERRNO;
-        CUstreamCaptureMode mode;
-        CUcontext primary = NULL;
-        CUresult result;
-        GR_NO_CANCEL;
-
-        if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
-                return GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
-        gr_lock(&primary_locks[dev]);
-        result = GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
-        if (result == CUDA_SUCCESS) {
-                gr_captures_note_overlap(); /* its default stream runs beside that of the primary context */
-                mode = gr_operations_relax_captures();
-                primary = primary_of(dev);
-                gr_operations_restore_captures(mode);
-                gr_lock(&lock);
-                green_remember(*green, dev);
-                if (primary)
-                        primaries[dev] = primary;
-                gr_unlock(&lock);
-        }
-        if (primary)
-                has(result, &primary, dev, false);
-        gr_unlock(&primary_locks[dev]);
-        return result;
-}
-
-/* Remembers the conversion, so that owner_of need not find the owner by an allocation. */
-GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx handle)
-{
-        CUresult result = GR_REAL(cuCtxFromGreenCtx, context, handle);
-        struct green *green;
-
-        if (result != CUDA_SUCCESS || !gr_shim_ready())
-                return result;
+        gr_operations_restore_captures(mode);
         gr_lock(&lock);
-        green = green_find(handle);
-        if (green)
-                green->context = *context;
+        retained[dev] += counted;
+        if (primary)
+                primaries[dev] = primary;
         gr_unlock(&lock);
-        return result;
+        if (primary)
+                has(CUDA_SUCCESS, &primary, dev, false);
 }
 
-/* Cleans up after each primary context that the driver has ended meanwhile. */
-static void end_inactive(void)
+void gr_context_distrust_aliases(void)
+{
+        gr_lock(&lock);
+        alias_count = 0;
+        gr_unlock(&lock);
+        atomic_fetch_add(&gr_contexts_version, 1);
+}
+
+void gr_context_end_inactive(void)
 {
         GR_NO_CANCEL;
 
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 CUcontext primary;
 
-                gr_lock(&primary_locks[i]);
+                gr_lock(&gr_primary_locks[i]);
                 gr_lock(&lock);
                 primary = primaries[i];
                 gr_unlock(&lock);
                 if (primary && !still_active(i))
                         ended(primary);
-                gr_unlock(&primary_locks[i]);
+                gr_unlock(&gr_primary_locks[i]);
         }
-}
-
-/* Destroys the green context. Its handle may come back as that of another context, so no alias is trusted any more. */
-static CUresult green_destroy(CUgreenCtx handle)
-{
-        CUresult result = GR_REAL(cuGreenCtxDestroy, handle);
-        struct green *green;
-
-        if (result != CUDA_SUCCESS)
-                return result;
-        gr_lock(&lock);
-        green = green_find(handle);
-        if (green)
-                *green = greens[--green_count];
-        alias_count = 0;
-        gr_unlock(&lock);
-        atomic_fetch_add(&gr_contexts_version, 1);
-        return result;
-}
-
-/* The driver also releases the primary context, which ends if nothing else retains it. */
-GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
-{
-        GR_KEEP_ERRNO;
-        struct release release;
-        struct green *green;
-        CUdevice dev = -1;
-        CUresult result;
-        GR_NO_CANCEL;
-
-        if (!gr_shim_ready())
-                return GR_REAL(cuGreenCtxDestroy, handle);
-        gr_lock(&lock);
-        green = green_find(handle);
-        if (green)
-                dev = green->dev;
-        gr_unlock(&lock);
-        if (dev >= 0) {
-                gr_lock(&primary_locks[dev]);
-                release = before_release(dev, false);
-                result = green_destroy(handle);
-                after_release(dev, &release, result);
-                gr_unlock(&primary_locks[dev]);
-        } else {
-                result = green_destroy(handle);
-                if (result == CUDA_SUCCESS)
-                        end_inactive(); /* the device of the green context is not known: checks all */
-        }
-        return result;
 }
 
 /* Work of the current context can now access the peer's blocks, so the peer's fences must cover it. */

@@ -46,4 +46,35 @@ static inline struct gr_context *gr_context_of_runtime(unsigned runtime)
 void gr_context_runtime_used(unsigned runtime);
 void gr_context_runtime_unsure(void);
 
+/*
+ * What follows is for green contexts (green.c), each of which retains the primary context of its device.
+ *
+ * A primary lock is held by a thread that retains or releases the device's primary context. A context that is retained
+ * while another thread ends it has the same handle, and could not be told from the one that has ended. Held until a new
+ * context has been added to the core: otherwise another thread could reset it in between, and it would be added after
+ * its end. Recursive, as the driver may call the runtime, and so the hooks, while it ends a context.
+ */
+extern struct gr_lock gr_primary_locks[GR_DEVICES_MAX] GR_HIDDEN;
+
+/* A primary context that is about to be released or reset. */
+struct gr_release {
+        CUcontext primary; /* NULL: not seen */
+        bool reset;
+        bool ends; /* unless the driver refuses, or has counted more retains than the hooks have seen */
+};
+
+/* Called before the driver releases or resets a primary context, and after that, with the lock held all the time. */
+struct gr_release gr_context_before_release(CUdevice dev, bool reset) GR_HELD(gr_primary_locks[dev]);
+void gr_context_after_release(CUdevice dev, const struct gr_release *release, CUresult result)
+        GR_HELD(gr_primary_locks[dev]);
+
+/* The driver has made a green context, so there is a primary one. counted: its release will be seen. */
+void gr_context_green_made(CUdevice dev, bool counted) GR_HELD(gr_primary_locks[dev]);
+
+/* A handle may come back as that of another context: what is known of handles that are not of contexts is forgotten. */
+void gr_context_distrust_aliases(void);
+
+/* Cleans up after each primary context that the driver has ended meanwhile. */
+void gr_context_end_inactive(void);
+
 #endif
