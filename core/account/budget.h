@@ -15,13 +15,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "account/device.h"
 #include "account/memory_kind.h"
 #include "base/lock.h"
 #include "base/shard.h"
 
 #define GR_UNLIMITED UINT64_MAX
-
-struct gr_slab;
 
 /*
  * The budget that is shared with the other processes of the group. Its functions are called with locks up to
@@ -44,72 +43,6 @@ struct gr_cached {
         _Atomic uint64_t bytes;         /* written by its keeper only, with the lock held */
         _Atomic uint64_t granted_bytes; /* the grant, part of the device's granted_bytes */
         struct gr_cached *next;         /* in the device's list; constant once there */
-};
-
-struct gr_device {
-        /* Every free reads the fields from here to threshold_bytes: they share the first cache line. */
-        int ordinal;
-        _Atomic uint64_t total_bytes;     /* of the card; 0 until known */
-        _Atomic uint64_t card_free_bytes; /* as last seen; 0: never */
-
-        _Atomic uint64_t hard_bytes;      /* no charge may pass it */
-        _Atomic uint64_t soft_bytes;      /* above it nothing is kept in the cache */
-        _Atomic uint64_t threshold_bytes; /* cached memory above it goes back */
-
-        _Atomic uint64_t reserved_bytes; /* the charge: live, cached, and the unused rest of slabs */
-        _Atomic uint64_t asked_bytes;    /* charged, or about to be, for calls that the driver has not answered yet */
-
-        /* All cached memory, by footprint: cached_bytes + what the keepers have cached <= reserved_bytes. */
-        struct gr_sharded cached_bytes;    /* of blocks that no keeper counts */
-        struct gr_cached *_Atomic keepers; /* the list only grows */
-
-        /* Grants hold while granted_bytes <= threshold_bytes == granted_for_bytes, and grants_ended is false. */
-        _Atomic uint64_t granted_bytes; /* of all keepers */
-        _Atomic uint64_t granted_for_bytes;
-        _Atomic bool grants_ended;
-
-        _Atomic uint64_t kind_bytes[GR_MEMORY_KIND_COUNT]; /* memory that the pool did not serve, charged or not */
-        _Atomic uint64_t idle_bytes;   /* unused memory in the driver's own pools, as last seen; <= reserved_bytes */
-        _Atomic uint64_t driver_bytes; /* what the driver took for itself, as last seen; GR_UNLIMITED: not known */
-        _Atomic uint64_t preallocated_bytes; /* taken by contexts to save fences, and not given back yet */
-        _Atomic uint64_t stranded_bytes;     /* cached, but in extents or segments in use, so that it cannot go back */
-        _Atomic uint64_t peak_reserved_bytes;
-        _Atomic uint64_t peak_live_bytes;
-        _Atomic uint64_t recent_peak_bytes[2]; /* of live memory: [0] since gr_budget_rotate_peak, [1] before that */
-
-        bool integrated;                /* the device uses the host's memory; constant once blocks exist */
-        _Atomic uint64_t spill_bytes;   /* most host memory that may serve allocations in place of device memory */
-        _Atomic uint64_t spilled_bytes; /* how much of it is in use now */
-        _Atomic uint64_t graph_bytes;   /* freed, but parked for graphs (alloc/graph_hold.h) */
-        _Atomic uint64_t executables;   /* executable graphs that the program made and did not destroy */
-        /* What the driver took while it made some, at least; part of its overhead. GR_UNLIMITED: not known. */
-        _Atomic uint64_t executable_bytes;
-        _Atomic uint64_t spill_begun, spill_ended; /* how many frees of spilled blocks have begun, and ended */
-
-        /* NULL: no group. Constant once set, which happens before the first charge. */
-        const struct gr_group *_Atomic group;
-
-        /*
-         * How often a thread began to give memory back to the driver (gr_budget_releases_begin), how often one ended,
-         * and how often memory really went back. Between begin and end memory is in no cache, but still charged.
-         */
-        _Atomic uint64_t releases_begun, releases_ended, returns_done;
-
-        struct gr_lock
-                /*
-                 * one climb at a time: else a climber could take the memory that another one has just got back for
-                 * itself
-                 */
-                ladder_lock;
-
-        struct gr_lock slabs_lock; /* guards what follows */
-        struct gr_slab *slabs;     /* by page number */
-        uint64_t slab_count;
-        /*
-         * Bytes of slabs that no block takes; also read without the lock. Below zero, modulo 2^64, for the moment
-         * between the driver's new use of a freed block's memory and the count of that free: gr_budget_slab_rest.
-         */
-        _Atomic uint64_t slab_rest_bytes;
 };
 
 /*
