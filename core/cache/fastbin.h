@@ -125,7 +125,7 @@ static inline void gr_fastbin_enter(struct gr_fastbins *fastbins, struct gr_bloc
         gr_cached_add(&fastbins->cached, (int64_t)block->capacity_bytes);
 }
 
-/* The same on the fast path of a free, which this counts. */
+/* As gr_fastbin_enter, on the fast path of a free, which this counts. */
 static inline void gr_fastbin_take_back(struct gr_fastbins *fastbins, struct gr_block *block)
 {
         gr_fastbin_enter(fastbins, block);

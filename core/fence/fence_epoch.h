@@ -19,8 +19,8 @@ int gr_fence_failed(struct gr_fence *fence, int rc);
 int gr_fence_close_epoch(struct gr_fence *fence, bool always, uint64_t *ret_epoch);
 
 /*
- * Ends the open epoch without an event: what is freed from now on belongs to the next one. gr_fence_all_passed: all work
- * submitted before that is done. The fence's lock is held at both.
+ * Ends the open epoch without an event: what is freed from now on belongs to the next one. gr_fence_all_passed: all
+ * work submitted before that is done. The fence's lock is held at both.
  */
 struct gr_epoch gr_fence_end_epoch(struct gr_fence *fence);
 void gr_fence_all_passed(struct gr_fence *fence, const struct gr_epoch *all);

@@ -212,8 +212,8 @@ static size_t widen(struct place *place, size_t bytes, uint64_t least_bytes)
 /*
  * How large the extents of a large request are, for which place_bytes are claimed; whole pages, or 0: one page. What a
  * capture takes stays as long as its graph, so few serve it; after that the same request must not find them too large
- * (fit.h), and a small block keep little of them. Those of graph segments may move; there a small block keeps its extent for as long as
- * its graph lives, so that a large request gets no larger ones.
+ * (fit.h), and a small block keep little of them. Those of graph segments may move; there a small block keeps its
+ * extent for as long as its graph lives, so that a large request gets no larger ones. Lock not held.
  */
 static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment *segment, uint64_t place_bytes)
 {
@@ -234,6 +234,7 @@ static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment
         return gr_page_down(gr_min(gr_min(bytes, most), EXTENT_MOST_BYTES));
 }
 
+/* The range at these addresses is busy. Lock not held. */
 static uint64_t unmapped_bytes(const struct gr_segment *segment, uint64_t at, uint64_t end)
 {
         uint64_t bytes = 0;
@@ -244,9 +245,9 @@ static uint64_t unmapped_bytes(const struct gr_segment *segment, uint64_t at, ui
 }
 
 /*
- * Backs the holes of a busy range with memory, in extents of at least least_bytes where a hole is as large. All of it is
- * reserved at once: otherwise processes that wait for one limit would each take a part, fail and give it back, again
- * and again. *ret_bytes, also written on failure: how much was mapped. The split's lock is not held.
+ * Backs the holes of a busy range with memory, in extents of at least least_bytes where a hole is as large. All of it
+ * is reserved at once: otherwise processes that wait for one limit would each take a part, fail and give it back, again
+ * and again. *ret_bytes, also written on failure: how much was mapped. Lock not held.
  */
 static int map_holes(struct gr_context *context, struct gr_range *range, uint64_t least_bytes, uint64_t *ret_bytes)
 {

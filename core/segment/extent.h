@@ -91,16 +91,16 @@ void gr_extent_note(const struct gr_range *range, uint64_t epoch);
 
 /*
  * Called around the driver's call for fresh memory, whole pages. It is charged and counts as cached from the start, so
- * that the part that no request needs is never in the peak of live memory. Whole pages are reserved as they are, and may
- * be committed in parts. -EDQUOT: the hard limit, and no commit follows. rc: the driver's result; ptr is valid if it
- * is 0. No lock held.
+ * that the part that no request needs is never in the peak of live memory. Whole pages are reserved as they are, and
+ * may be committed in parts. -EDQUOT: the hard limit, and no commit follows. rc: the driver's result; ptr is valid if
+ * it is 0. No lock held.
  */
 int gr_extent_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes);
 void gr_extent_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, uint64_t reserved_bytes, int rc);
 
 /*
- * Maps new memory at [ptr, ptr + bytes), whole pages of a busy range of the caller, for which as much is reserved; it is
- * charged and counts as cached. On failure, -ENOMEM or the driver's error, the reservation is cancelled, and nothing
+ * Maps new memory at [ptr, ptr + bytes), whole pages of a busy range of the caller, for which as much is reserved; it
+ * is charged and counts as cached. On failure, -ENOMEM or the driver's error, the reservation is cancelled, and nothing
  * else has happened. Calls the driver; no lock held.
  */
 int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t bytes);

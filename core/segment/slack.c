@@ -18,7 +18,10 @@
 
 #define SLACK_SHARE       16                   /* footprint above the peak of live memory: this share of it */
 #define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* at least so much: less is not worth calls of the driver */
-/* How much may be mapped for graphs above the most that was used: this share of it, at least so much, until memory moves */
+/*
+ * How much may be mapped for graphs above the most that they used at a time, before memory moves: this share of it, and
+ * at least so much.
+ */
 #define GRAPH_SHARE       6
 #define GRAPH_LEAST_BYTES (UINT64_C(16) << 20)
 #define CREDIT_MOST_NS    UINT64_C(4000000) /* what can be saved up for better fits */

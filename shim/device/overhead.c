@@ -15,9 +15,9 @@
  * measured for reports, and around instantiations of graphs as long as that costs little.
  *
  * What executables take is what the overhead grows by while the driver makes one. Most take nothing, as the driver has
- * room for many in what it took before; so around each only the card's free memory is looked at, and NVML is
- * asked now and then (docs/measurements.md, graph-executables). Uploads and launches add nothing, and the first launch may load code,
- * which would be counted as theirs. The driver keeps the memory of destroyed executables for the next ones, so a
+ * room for many in what it took before; so around each only the card's free memory is looked at, and NVML is asked now
+ * and then (docs/measurements.md, graph-executables). Uploads and launches add nothing, and the first launch may load
+ * code, which would be counted as theirs. The driver keeps the memory of destroyed executables for the next ones, so a
  * destruction takes nothing off.
  */
 #include "device/overhead.h"
