@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "account/budget.h"
+#include "alloc/oom_report.h"
 #include "alloc/source.h"
 #include "base/counters.h"
 #include "base/driver.h"
@@ -38,7 +39,6 @@
 #define WAIT_FIRST_NS UINT64_C(2000000)
 #define WAIT_MOST_NS  UINT64_C(50000000)
 #define MARGIN_BYTES  (UINT64_C(64) << 20) /* that gr_ladder_make_room adds, for what the driver takes besides */
-#define HOLDERS       3                    /* classes that the report names */
 
 /* One failed request, and what each rung gave for it. */
 struct climb {
@@ -369,68 +369,6 @@ static int from_host(struct climb *climb, struct gr_block **ret_block)
         return 0;
 }
 
-/* Logs the classes of which the program holds the most bytes, the largest sum first. */
-static void report_holders(struct gr_core *core, struct gr_device *device, enum gr_log_level level)
-{
-        uint64_t counts[GR_CLASS_COUNT] = {0}, bytes[GR_CLASS_COUNT] = {0};
-        char sum[GR_SIZE_TEXT_BYTES], each[GR_SIZE_TEXT_BYTES];
-
-        gr_ledger_count_live(core->ledger, device->ordinal, counts, bytes);
-        for (int n = 0; n < HOLDERS; n++) {
-                unsigned top = 0;
-
-                for (unsigned class = 1; class < GR_CLASS_COUNT; class ++)
-                        if (bytes[class] > bytes[top])
-                                top = class;
-                if (bytes[top] == 0)
-                        break;
-                assert(counts[top] > 0);
-                gr_log(level, "  in use: %s in %" PRIu64 " blocks of about %s",
-                       gr_size_format(bytes[top], sum, sizeof(sum)), counts[top],
-                       gr_size_format(bytes[top] / counts[top], each, sizeof(each)));
-                bytes[top] = 0;
-        }
-}
-
-static void report(struct climb *climb)
-{
-        static struct gr_ratelimit limit = GR_RATELIMIT_INIT(3, UINT64_C(10000000000));
-        struct gr_core *core = climb->context->core;
-        struct gr_device *device = climb->context->device;
-        const struct gr_group *group = atomic_load(&device->group);
-        bool limited = climb->error == -EDQUOT;
-        bool of_group = limited && group && !gr_budget_own_limit(device, need_bytes(climb));
-        /* A full card is nothing new to a program, but a limit of this library has to be explained. */
-        enum gr_log_level level = limited ? GR_LOG_WARN : GR_LOG_INFO;
-        char text[7][GR_SIZE_TEXT_BYTES];
-        uint64_t card_free = 0, card_total = 0, more;
-
-        if (!gr_log_enabled(level) || !gr_log_ratelimit(&limit, core->driver->now_ns()))
-                return;
-        core->driver->mem_info(climb->context->handle, &card_free, &card_total);
-        more = gr_log_ratelimit_take(&limit);
-        gr_log(level,
-               "device %d: no room for %s: %s %s, live %s, cached %s (waiting for a fence %s); card: %s free of %s",
-               device->ordinal, gr_size_format(climb->bytes, text[0], sizeof(text[0])),
-               of_group  ? "group limit"
-               : limited ? "hard limit"
-                         : "no limit reached, limit",
-               gr_size_format(of_group ? group->limit_bytes : atomic_load(&device->hard_bytes), text[1],
-                              sizeof(text[1])),
-               gr_size_format(gr_budget_live(device), text[2], sizeof(text[2])),
-               gr_size_format(gr_budget_cached(device), text[3], sizeof(text[3])),
-               gr_size_format(gr_fence_quarantine_bytes(climb->context->fence), text[4], sizeof(text[4])),
-               gr_size_format(card_free, text[5], sizeof(text[5])),
-               gr_size_format(card_total, text[6], sizeof(text[6])));
-        for (int i = 0; i < GR_RUNG_FAIL; i++)
-                if (climb->tries[i] > 0)
-                        gr_log(level, "  %s gave %s in %" PRIu64 " us", gr_rung_words[i],
-                               gr_size_format(climb->given_bytes[i], text[0], sizeof(text[0])), climb->ns[i] / 1000);
-        report_holders(core, device, level);
-        if (more > 0)
-                gr_log(level, "  (%" PRIu64 " more failures went unreported)", more);
-}
-
 static int climb_all(struct climb *climb, struct gr_block **ret_block)
 {
         struct gr_context *context = climb->context;
@@ -485,7 +423,13 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                 return rc;
         gr_count(core, GR_COUNTER_failures, 1);
         atomic_fetch_add(&core->counters.rungs[GR_RUNG_FAIL].tries, 1);
-        report(climb);
+        gr_oom_report(&(struct gr_oom_report){.context = context,
+                                              .bytes = climb->bytes,
+                                              .need_bytes = need_bytes(climb),
+                                              .limited = climb->error == -EDQUOT,
+                                              .given_bytes = climb->given_bytes,
+                                              .ns = climb->ns,
+                                              .tries = climb->tries});
         gr_thread.bypass_until_ns = core->driver->now_ns() + BYPASS_NS;
         return rc;
 }

@@ -13,7 +13,7 @@
  *   NEIGHBOUR  other processes on the card give back what they have cached, within a deadline
  *   WAIT       where configured: until a thread frees memory, here or in another process, or its time is up
  *   SPILL      where configured: host memory (host/spill.h)
- *   FAIL       a report of what each rung gave. Frees of this thread go to the driver for a moment, as its framework
+ *   FAIL       a report (alloc/oom_report.h). Frees of this thread go to the driver for a moment, as its framework
  *              now empties its own cache and tries again, and that must not refill the pool's cache
  *
  * DRIVER takes what the driver keeps without use and can return without harm: idle memory of memory pools (the default

@@ -94,18 +94,18 @@ done
 timeout 20 env GPURECLAIM_HARD_LIMIT=4MiB "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain >"$folder/out" 2>"$folder/err"
 status=$?
 [ $status -eq 99 ] && grep -q ': cuMemAlloc(.*) returned 2$' "$folder/err" || fail "over the limit: exit status $status"
-grep -q 'hard limit 4.000 MiB' "$folder/err" || fail "over the limit: no report"
+grep -q 'the hard limit is 4.000 MiB' "$folder/err" || fail "over the limit: no report"
 for setting in "REGION_DIR=$folder/region" REGION_DIR=/proc/none NEIGHBOUR=0; do
         timeout 20 env GPURECLAIM_GROUP_LIMIT=4MiB "GPURECLAIM_$setting" "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain \
                 >"$folder/out" 2>"$folder/err"
         status=$?
         [ $status -eq 99 ] && grep -q ': cuMemAlloc(.*) returned 2$' "$folder/err" || fail "over the group's limit: exit status $status"
-        grep -q 'group limit 4.000 MiB' "$folder/err" || fail "over the group's limit: no report"
+        grep -q 'the group limit is 4.000 MiB' "$folder/err" || fail "over the group's limit: no report"
         [ "$setting" != REGION_DIR=/proc/none ] || grep -q 'cannot be seen (No such file or directory)' "$folder/err" ||
                 fail "over the group's limit: not told why it is alone"
         case $setting in
-        NEIGHBOUR=0) ! grep -q 'neighbour gave' "$folder/err" || fail "over the group's limit: $setting, and asked" ;;
-        *) grep -q 'neighbour gave 0 B' "$folder/err" || fail "over the group's limit: nobody gives anything" ;;
+        NEIGHBOUR=0) ! grep -q 'tried.* neighbour' "$folder/err" || fail "over the group's limit: $setting, and asked" ;;
+        *) grep -q 'got back: nothing; tried.* neighbour' "$folder/err" || fail "over the group's limit: nobody gives anything" ;;
         esac
 done
 timeout 20 env GPURECLAIM_LOG=silent GPURECLAIM_HARD_LIMIT=4MiB "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain \

@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "alloc/oom_report.h"
 #include "base/log.h"
 #include "ladder_gpu.h"
 #include "reclaim/trim.h"
@@ -478,9 +479,11 @@ static void test_report(void)
         cache(3, 4 * MIB, 0);
         GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
         GR_CHECK_EQ(reports, 1);
-        GR_CHECK(strstr(all_lines, "65.000 MiB") != NULL);           /* what was asked for */
-        GR_CHECK(strstr(all_lines, "trim gave 12.000 MiB") != NULL); /* and what a rung gave */
-        GR_CHECK(strstr(all_lines, "neighbour gave") == NULL);       /* that was tried */
+        GR_CHECK(strstr(all_lines, "no room for 65.000 MiB: the card has ") != NULL);
+        GR_CHECK(strstr(all_lines, "got back: 12.000 MiB of cached memory; tried ready fence purge trim") != NULL);
+        GR_CHECK(strstr(all_lines, "neighbour") == NULL); /* that was not tried */
+        GR_CHECK(strstr(all_lines, "live: nothing") != NULL);
+        GR_CHECK(strstr(all_lines, "would fit: never: it is larger than the card") != NULL);
         for (int i = 0; i < 20; i++)
                 GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
         GR_CHECK(reports < 15);
@@ -499,10 +502,73 @@ static void test_report(void)
         atomic_store(&device->hard_bytes, 8 * MIB);
         GR_CHECK_EQ(sg_alloc(context, 10 * MIB, &ptr), -EDQUOT);
         GR_CHECK_EQ(reports, 2);
-        GR_CHECK(strstr(all_lines, "8.000 MiB") != NULL);
+        GR_CHECK(strstr(all_lines, "the hard limit is 8.000 MiB") != NULL);
+        GR_CHECK(strstr(all_lines, "would fit: with a limit of 10.000 MiB (gpureclaim limit ") != NULL);
         gr_log_set_level(GR_LOG_SILENT);
         gr_log_set_sink(NULL, NULL);
         finish();
+}
+
+/* What would have helped; of the card's 64 MiB the process has 40, or others. */
+static void test_advice(void)
+{
+        static const struct {
+                uint64_t others_bytes, live_bytes, cached_bytes, hard_bytes;
+                const struct gr_group *group;
+                const char *advice;
+        } rows[] = {
+                {0, 40 * MIB, 0, GR_UNLIMITED, NULL, "with 6.000 MiB less live in this process; or with host memory"},
+                {40 * MIB, 0, 0, GR_UNLIMITED, NULL, "once 6.000 MiB more are free on the card; 40.000 MiB of it are"},
+                {0, 0, 40 * MIB, GR_UNLIMITED, NULL, "once the 40.000 MiB cached are not in use any more"},
+                {0, 40 * MIB, 0, 48 * MIB, NULL, "with a limit of 70.000 MiB (gpureclaim limit "},
+                {40 * MIB, 0, 0, 24 * MIB, NULL, "MiB), and 6.000 MiB more free on the card\n"},
+                {0, 0, 40 * MIB, 48 * MIB, NULL, "once the 40.000 MiB cached are not in use any more"},
+                {0, 0, 0, GR_UNLIMITED, &full_group,
+                 "with a group limit of 31.000 MiB, or once processes of the group "
+                 "free 30.000 MiB (GPURECLAIM_WAIT=30s waits for that)"},
+        };
+        static const struct {
+                uint64_t given[GR_RUNG_COUNT], ns[GR_RUNG_COUNT];
+                unsigned tries[GR_RUNG_COUNT];
+        } none;
+
+        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+                uint64_t live = 0;
+                unsigned lines = 0;
+
+                start();
+                gr_log_set_sink(take_line, &reports);
+                gr_log_set_level(GR_LOG_INFO);
+                memset(all_lines, 0, sizeof(all_lines));
+                sg_hold(0, rows[i].others_bytes, 0);
+                if (rows[i].live_bytes > 0)
+                        live = alloc(rows[i].live_bytes);
+                if (rows[i].cached_bytes > 0)
+                        cache(1, rows[i].cached_bytes, 3600 * 1000 * SG_MS);
+                atomic_store(&device->hard_bytes, rows[i].hard_bytes);
+                atomic_store(&device->group, rows[i].group);
+                sg_advance((10 + i) * 3600 * 1000 * SG_MS); /* past the limit of reports of the row before */
+                gr_oom_report(&(struct gr_oom_report){.context = context,
+                                                      .bytes = 30 * MIB,
+                                                      .need_bytes = 30 * MIB,
+                                                      .limited = rows[i].group || rows[i].hard_bytes != GR_UNLIMITED,
+                                                      .given_bytes = none.given,
+                                                      .ns = none.ns,
+                                                      .tries = none.tries});
+                if (!strstr(all_lines, rows[i].advice)) {
+                        fprintf(stderr, "row %zu:\n%s", i, all_lines);
+                        GR_CHECK(false);
+                }
+                for (const char *c = all_lines; *c; c++)
+                        lines += *c == '\n';
+                GR_CHECK(lines >= 6 && lines <= 8);
+                atomic_store(&device->group, NULL);
+                if (live)
+                        GR_CHECK_EQ(sg_free(&core, live), 0);
+                gr_log_set_level(GR_LOG_SILENT);
+                gr_log_set_sink(NULL, NULL);
+                finish();
+        }
 }
 
 static void test_hard_limit(void)
@@ -625,6 +691,7 @@ int main(void)
         test_in_order();
         test_order();
         test_report();
+        test_advice();
         test_hard_limit();
         test_what_lacks(true);
         test_what_lacks(false);
