@@ -209,7 +209,7 @@ void gr_oom_report(const struct gr_oom_report *report)
         else
                 add_advice_card(&advice, report, free, total);
         gr_log(level, "  would fit: %s", advice.text);
-        gr_log(level, "  see also: gpureclaim status; GPURECLAIM_TRACE=FILE for each allocation");
+        gr_log(level, "  see also: gpureclaim status; or run with GPURECLAIM_TRACE=FILE, then gpureclaim report FILE");
         if (more > 0)
                 gr_log(level, "  (%" PRIu64 " more failures went unreported)", more);
 }

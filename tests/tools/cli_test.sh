@@ -67,7 +67,7 @@ is "$out" "$all_help"
 want 0 "$tool" --version
 has "$out" "gpureclaim [0-9]*.[0-9]"
 read -ra commands < <(sed -n 's/^  \([a-z]*\)  .*/\1/p' <<<"$all_help" | tr '\n' ' ')
-[[ " ${commands[*]} " == *" run status "*" limit threshold reclaim wait options doctor help " ]] || is "${commands[*]}" all
+[[ " ${commands[*]} " == *" run status "*" limit threshold reclaim wait report options doctor help " ]] || is "${commands[*]}" all
 for command in "${commands[@]}"; do
         want 0 "$tool" help "$command"
         has "$out" "Usage: gpureclaim $command"
@@ -252,5 +252,46 @@ if ! [ -e "$4/libgpureclaim.so" ]; then
         has "$out" "would not work here: "
         has "$out" "library   fail  libgpureclaim.so is neither"
 fi
+
+# report: of a trace made by hand. The last line is cut off, as where the program was killed.
+trace=$tree/trace.csv
+cat >"$trace" <<'CSV'
+# a note
+Thread,Time,Action,Pointer,Size,Stream
+1,1000000000,allocate,0x1000,1048576,0
+1,1001000000,allocate,0x200000,2097152,0
+2,1002000000,allocate,0x400000,2097152,0
+1,1003000000,free,0x1000,1048576,0
+1,1003000000,free,0x9999,1,0
+1,1011000000,free,0x200000,2097152,0
+1,1500000000,allocate,0x600000,4096,0
+1,1600000000,allocate,0x7000
+CSV
+truncate -s -1 "$trace"
+want 0 "$tool" report "$trace"
+has "$out" "$trace: 6 operations by 2 threads in 0.500 s"
+has "$out" "allocated: 5.004 MiB in 4 blocks, 1.0 times the peak"
+has "$out" "half of the freed blocks lived for at most 10.000 ms, a tenth for at least 10.000 ms"
+has "$out" "peak of live memory: 5.000 MiB in 3 blocks, at 0.002 s
+    4.000 MiB in 2 blocks of 2.000 MiB, the oldest allocated at 0.001 s
+    1.000 MiB in 1 block of 1.000 MiB, the oldest allocated at 0.000 s
+  live at the end: 2.004 MiB in 2 blocks
+    2.000 MiB in 1 block of 2.000 MiB, the oldest allocated at 0.002 s
+    4.000 KiB in 1 block of 4.000 KiB, the oldest allocated at 0.500 s"
+has "$out" "not counted: 2 lines"
+want 0 "$tool" report --json "$trace"
+has "$out" '"lifetime_median_ns": 10000000,'
+has "$out" '"bytes": 5242880,'
+has "$out" '{"block_bytes": 4096, "blocks": 1, "oldest_ns": 500000000}'
+[ -z "$(command -v python3)" ] || python3 -m json.tool <<<"$out" >"$tree/json" || fail "report --json: no JSON"
+echo "Thread,Time,Action,Pointer,Size,Stream" >"$trace"
+want 0 "$tool" report "$trace"
+has "$out" "$trace: 0 operations by 0 threads"
+has "$out" "peak of live memory: 0 B in 0 blocks"
+mistake 1 "$tree/none: " "$tool" report "$tree/none"
+echo "allocate" >>"$trace"
+mistake 1 "$trace: line 2: not a trace of allocations" "$tool" report "$trace"
+mistake 2 "report takes one FILE" "$tool" report
+mistake 2 "report takes one FILE" "$tool" report "$trace" "$trace"
 
 exit $failed

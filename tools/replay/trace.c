@@ -165,6 +165,10 @@ int gr_trace_read(const char *path, struct gr_trace *ret, size_t *ret_line)
                 return -errno;
         while (!rc && fgets(line, sizeof(line), file)) {
                 ++*ret_line;
+                if (header && !strchr(line, '\n') && feof(file)) { /* its program ended in the middle of it */
+                        reader.trace.skipped++;
+                        break;
+                }
                 if (line[0] == '#' || line[0] == '\n')
                         continue;
                 rc = header ? read_line(&reader, line) : read_header(&reader, line);

@@ -22,7 +22,7 @@ struct gr_trace {
         size_t count;
         uint32_t slot_count, thread_count;
         uint64_t peak_live_bytes;
-        size_t skipped; /* frees of what the trace never allocated, failed allocations */
+        size_t skipped; /* lines: frees of what the trace never allocated, failed allocations, an unfinished last one */
 };
 
 /*

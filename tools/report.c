@@ -1,0 +1,265 @@
+/* gpureclaim report: what a trace of allocations (GPURECLAIM_TRACE) says about a program. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/size.h"
+#include "command.h"
+#include "trace.h"
+
+#define SIZES_SHOWN 8
+
+/* Live blocks of one size. */
+struct group {
+        uint64_t bytes; /* of one block */
+        uint64_t count;
+        uint64_t oldest_ns; /* when the first of them was allocated */
+};
+
+/* What is live after some operation. */
+struct moment {
+        uint64_t at_ns, bytes, count;
+        struct group *groups; /* the largest sum first; the caller frees them */
+        size_t group_count;
+};
+
+struct report {
+        struct gr_trace trace;
+        uint64_t end_ns, allocations, allocated_bytes;
+        uint64_t half_ns, tenth_ns; /* so long lived half of all freed blocks at most, and a tenth at least */
+        bool timed;
+        struct moment peak, end;
+};
+
+static int by_size(const void *a, const void *b)
+{
+        const struct group *x = a, *y = b;
+
+        return x->bytes != y->bytes ? (x->bytes < y->bytes ? -1 : 1)
+                                    : (x->oldest_ns > y->oldest_ns) - (x->oldest_ns < y->oldest_ns);
+}
+
+static int by_sum(const void *a, const void *b)
+{
+        const struct group *x = a, *y = b;
+        uint64_t sum_x = x->bytes * x->count, sum_y = y->bytes * y->count;
+
+        return sum_x != sum_y ? (sum_x > sum_y ? -1 : 1) : (x->bytes < y->bytes) - (x->bytes > y->bytes);
+}
+
+static int by_number(const void *a, const void *b)
+{
+        uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+        return (x > y) - (x < y);
+}
+
+/* What is live after the first count operations. 0 or -ENOMEM. */
+static int look_at(const struct gr_trace *trace, size_t count, struct moment *ret)
+{
+        struct group *groups = calloc(trace->slot_count + 1, sizeof(*groups)); /* by slot; none: count is 0 */
+        size_t used = 0;
+
+        if (!groups)
+                return -ENOMEM;
+        for (size_t i = 0; i < count; i++) {
+                const struct gr_trace_op *op = &trace->ops[i];
+
+                groups[op->slot] = (struct group){.bytes = op->bytes, .count = !op->is_free, .oldest_ns = op->time_ns};
+        }
+        for (uint32_t slot = 0; slot < trace->slot_count; slot++)
+                if (groups[slot].count > 0)
+                        groups[used++] = groups[slot];
+        qsort(groups, used, sizeof(*groups), by_size);
+        *ret = (struct moment){.at_ns = count > 0 ? trace->ops[count - 1].time_ns : 0, .count = used, .groups = groups};
+        for (size_t i = 0; i < used; i++) {
+                struct group *last = ret->group_count > 0 ? &groups[ret->group_count - 1] : NULL;
+
+                ret->bytes += groups[i].bytes;
+                if (last && last->bytes == groups[i].bytes)
+                        last->count++;
+                else
+                        groups[ret->group_count++] = groups[i];
+        }
+        qsort(groups, ret->group_count, sizeof(*groups), by_sum);
+        return 0;
+}
+
+/* 0 or -ENOMEM. */
+static int examine(struct report *report)
+{
+        const struct gr_trace *trace = &report->trace;
+        uint64_t *born = calloc(trace->slot_count + 1, sizeof(*born)),
+                 *lives = calloc(trace->count + 1, sizeof(*lives));
+        uint64_t live = 0, most = 0;
+        size_t peak = 0, freed = 0;
+        int rc = born && lives ? 0 : -ENOMEM;
+
+        for (size_t i = 0; !rc && i < trace->count; i++) {
+                const struct gr_trace_op *op = &trace->ops[i];
+
+                report->end_ns = op->time_ns > report->end_ns ? op->time_ns : report->end_ns;
+                if (op->is_free) {
+                        live -= op->bytes;
+                        lives[freed++] = op->time_ns > born[op->slot] ? op->time_ns - born[op->slot] : 0;
+                        continue;
+                }
+                born[op->slot] = op->time_ns;
+                live += op->bytes;
+                report->allocations++;
+                report->allocated_bytes += op->bytes;
+                if (live > most) {
+                        most = live;
+                        peak = i + 1;
+                }
+        }
+        report->timed = report->end_ns > 0;
+        if (!rc && freed > 0) {
+                qsort(lives, freed, sizeof(*lives), by_number);
+                report->half_ns = lives[freed / 2];
+                report->tenth_ns = lives[freed - 1 - freed / 10];
+        }
+        free(born);
+        free(lives);
+        if (!rc)
+                rc = look_at(trace, peak, &report->peak);
+        return rc ? rc : look_at(trace, trace->count, &report->end);
+}
+
+static const char *blocks(uint64_t count)
+{
+        return count == 1 ? "block" : "blocks";
+}
+
+static void print_moment(const struct report *report, const struct moment *moment)
+{
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
+        struct group rest = {0};
+
+        for (size_t i = 0; i < moment->group_count; i++) {
+                const struct group *group = &moment->groups[i];
+
+                if (i >= SIZES_SHOWN) {
+                        rest.bytes += group->bytes * group->count;
+                        rest.count += group->count;
+                        continue;
+                }
+                printf("    %s in %" PRIu64 " %s of %s", gr_size_format(group->bytes * group->count, a, sizeof(a)),
+                       group->count, blocks(group->count), gr_size_format(group->bytes, b, sizeof(b)));
+                if (report->timed)
+                        printf(", the oldest allocated at %.3f s", (double)group->oldest_ns / 1e9);
+                printf("\n");
+        }
+        if (rest.count > 0)
+                printf("    %s in %" PRIu64 " %s of %zu other sizes\n", gr_size_format(rest.bytes, a, sizeof(a)),
+                       rest.count, blocks(rest.count), moment->group_count - SIZES_SHOWN);
+}
+
+static void print_report(const char *path, const struct report *report)
+{
+        char a[GR_SIZE_TEXT_BYTES];
+
+        printf("%s: %zu operations by %u thread%s", path, report->trace.count, report->trace.thread_count,
+               report->trace.thread_count == 1 ? "" : "s");
+        if (report->timed)
+                printf(" in %.3f s", (double)report->end_ns / 1e9);
+        printf("\n  allocated: %s in %" PRIu64 " %s", gr_size_format(report->allocated_bytes, a, sizeof(a)),
+               report->allocations, blocks(report->allocations));
+        if (report->peak.bytes > 0)
+                printf(", %.1f times the peak", (double)report->allocated_bytes / (double)report->peak.bytes);
+        printf("\n");
+        if (report->timed && report->allocations > report->end.count)
+                printf("  lifetime: half of the freed blocks lived for at most %.3f ms, a tenth for at least %.3f ms\n",
+                       (double)report->half_ns / 1e6, (double)report->tenth_ns / 1e6);
+        printf("  peak of live memory: %s in %" PRIu64 " %s", gr_size_format(report->peak.bytes, a, sizeof(a)),
+               report->peak.count, blocks(report->peak.count));
+        if (report->timed)
+                printf(", at %.3f s", (double)report->peak.at_ns / 1e9);
+        printf("\n");
+        print_moment(report, &report->peak);
+        printf("  live at the end: %s in %" PRIu64 " %s\n", gr_size_format(report->end.bytes, a, sizeof(a)),
+               report->end.count, blocks(report->end.count));
+        print_moment(report, &report->end);
+        if (report->trace.skipped > 0)
+                printf("  not counted: %zu lines, such as frees of memory that the trace did not see allocated\n",
+                       report->trace.skipped);
+}
+
+static void write_moment(struct gr_json *json, const char *name, const struct report *report,
+                         const struct moment *moment)
+{
+        gr_json_object(json, name);
+        if (report->timed)
+                gr_json_count(json, "at_ns", moment->at_ns);
+        else
+                gr_json_null(json, "at_ns");
+        gr_json_count(json, "bytes", moment->bytes);
+        gr_json_count(json, "blocks", moment->count);
+        gr_json_array(json, "sizes");
+        for (size_t i = 0; i < moment->group_count; i++) {
+                gr_json_object(json, NULL);
+                gr_json_count(json, "block_bytes", moment->groups[i].bytes);
+                gr_json_count(json, "blocks", moment->groups[i].count);
+                if (report->timed)
+                        gr_json_count(json, "oldest_ns", moment->groups[i].oldest_ns);
+                else
+                        gr_json_null(json, "oldest_ns");
+                gr_json_close(json);
+        }
+        gr_json_close(json);
+        gr_json_close(json);
+}
+
+static void write_report(const struct report *report)
+{
+        struct gr_json json;
+
+        gr_json_begin(&json, gr_sink_file, stdout, 2);
+        gr_json_object(&json, NULL);
+        gr_json_count(&json, "operations", report->trace.count);
+        gr_json_count(&json, "threads", report->trace.thread_count);
+        gr_json_count(&json, "skipped_lines", report->trace.skipped);
+        gr_json_count(&json, "allocations", report->allocations);
+        gr_json_count(&json, "allocated_bytes", report->allocated_bytes);
+        if (report->timed) {
+                gr_json_count(&json, "lifetime_median_ns", report->half_ns);
+                gr_json_count(&json, "lifetime_longest_tenth_ns", report->tenth_ns);
+        } else {
+                gr_json_null(&json, "lifetime_median_ns");
+                gr_json_null(&json, "lifetime_longest_tenth_ns");
+        }
+        write_moment(&json, "peak", report, &report->peak);
+        write_moment(&json, "end", report, &report->end);
+        gr_json_close(&json);
+        gr_json_end(&json);
+}
+
+int command_report(const struct arguments *arguments)
+{
+        struct report report = {0};
+        const char *path = arguments->rest[0];
+        size_t line = 0;
+        int rc;
+
+        if (arguments->count != 1) {
+                complain("report takes one FILE; see gpureclaim help report");
+                return STATUS_USAGE;
+        }
+        rc = gr_trace_read(path, &report.trace, &line);
+        if (!rc)
+                rc = examine(&report);
+        if (rc == -EINVAL && line > 0)
+                complain("%s: line %zu: not a trace of allocations", path, line);
+        else if (rc)
+                complain("%s: %s", path, strerror(-rc));
+        else if (flag_value(arguments, "json"))
+                write_report(&report);
+        else
+                print_report(path, &report);
+        free(report.peak.groups);
+        free(report.end.groups);
+        free(report.trace.ops);
+        return rc ? EXIT_FAILURE : EXIT_SUCCESS;
+}
