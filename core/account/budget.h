@@ -17,6 +17,7 @@
 
 #include "account/device.h"
 #include "account/memory_kind.h"
+#include "base/arith.h"
 #include "base/lock.h"
 #include "base/shard.h"
 
@@ -218,11 +219,15 @@ static inline uint64_t gr_budget_slab_rest(struct gr_device *device)
         return rest <= INT64_MAX ? rest : 0;
 }
 
-/* The live memory: gr_budget_not_cached less the unused rest of slabs. Never negative either. */
+/*
+ * The live memory: gr_budget_not_cached less the unused rest of slabs, and less what the driver has not given yet, and
+ * may refuse. Never negative either. A call of the driver that ends meanwhile is in the first value of asked_bytes only.
+ */
 static inline uint64_t gr_budget_live(struct gr_device *device)
 {
-        uint64_t rest = gr_budget_slab_rest(device), not_cached = gr_budget_not_cached(device);
+        uint64_t asked = atomic_load(&device->asked_bytes), not_cached = gr_budget_not_cached(device), rest;
 
+        rest = gr_budget_slab_rest(device) + gr_max(asked, atomic_load(&device->asked_bytes));
         return not_cached > rest ? not_cached - rest : 0;
 }
 

@@ -24,22 +24,30 @@
 #include "segment/split_state.h"
 
 /*
- * An extent is up to a share of what is charged, or of its request if that is more. Larger ones go back and move less
- * often, smaller ones cost more calls (docs/measurements.md, extent-size).
+ * The bytes of an extent. Larger ones go back and move less often, smaller ones cost more calls (docs/measurements.md,
+ * extent-size). reserved: of the device, before the request; total: the card, or its limit.
+ *
+ *   usual:                              max((reserved + request) / 96, request / 8)
+ *                                       at most max(reserved / 256, min(request / 32, 32 MiB), 6 MiB)
+ *   extents stay small:                 request / 8, at most total / 512
+ *   while a stream is captured, also:   request / 2, at most max(total / 512, 6 MiB)
+ *   always:                             at most 256 MiB: to return more would keep the driver busy too long
  */
 #define EXTENT_SHARE       96
-#define REQUEST_SHARE      8                     /* where extents are to be small, only this one counts, */
-#define CAPTURED_SHARE     2                     /* while a stream is captured, this one counts, too, */
-#define SMALL_MOST_SHARE   512                   /* and no more than this share of the card or the limit */
-#define EXTENT_MOST_SHARE  256                   /* otherwise no more than this share of what is charged, */
-#define REQUEST_MOST_SHARE 32                    /* than this share of the request, */
-#define EXTENT_BOUND_BYTES (UINT64_C(6) << 20)   /* or than this, whichever is most, */
-#define EXTENT_MOST_BYTES  (UINT64_C(256) << 20) /* and never more: to return it would keep the driver busy too long */
-#define EXTRA_SHARE        16                    /* a large request maps a 16th of what is reserved (least_to_map) */
-#define EXTRA_MOST_BYTES   (UINT64_C(32) << 20)  /* the most that this may be */
-#define EXTRA_ROOM_SHARE   8                     /* limits must leave an eighth of what is reserved besides */
-#define MOVE_TIMES         2   /* what a move takes in all: to unmap its old addresses takes as much */
-#define HOLES_LOOKED       128 /* most holes that one request looks at: a microsecond or two */
+#define EXTENT_MOST_SHARE  256
+#define REQUEST_SHARE      8
+#define REQUEST_MOST_SHARE 32
+#define REQUEST_MOST_BYTES (UINT64_C(32) << 20)
+#define EXTENT_BOUND_BYTES (UINT64_C(6) << 20)
+#define SMALL_MOST_SHARE   512
+#define CAPTURED_SHARE     2
+#define EXTENT_MOST_BYTES  (UINT64_C(256) << 20)
+
+#define EXTRA_SHARE      16                   /* a large request maps a 16th of what is reserved (least_to_map) */
+#define EXTRA_MOST_BYTES (UINT64_C(32) << 20) /* the most that this may be */
+#define EXTRA_ROOM_SHARE 8                    /* limits must leave an eighth of what is reserved besides */
+#define MOVE_TIMES       2                    /* what a move takes in all: to unmap its old addresses takes as much */
+#define HOLES_LOOKED     128                  /* most holes that one request looks at: a microsecond or two */
 /* A refused size is tried again only after so long, or when the card has more free memory. */
 #define REFUSED_NS UINT64_C(100000000)
 
@@ -210,10 +218,10 @@ static size_t widen(struct place *place, size_t bytes, uint64_t least_bytes)
 }
 
 /*
- * How large the extents of a large request are, for which place_bytes are claimed; whole pages, or 0: one page. What a
- * capture takes stays as long as its graph, so few serve it; after that the same request must not find them too large
- * (fit.h), and a small block keep little of them. Those of graph segments may move; there a small block keeps its
- * extent for as long as its graph lives, so that a large request gets no larger ones. Lock not held.
+ * The size of the extents for a large request, for which place_bytes are claimed; whole pages, or 0: one page. While a
+ * stream is captured they are larger, so that a graph pins few of them; but not so large that the same request is
+ * refused them later (fit.h), or that a small block keeps much. In graph segments a small block keeps its extent as long
+ * as its graph, so that a large request gets no larger ones there. Lock not held.
  */
 static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment *segment, uint64_t place_bytes)
 {
@@ -225,7 +233,7 @@ static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment
         if (!gr_extents_stay_small(device, place_bytes)) {
                 bytes = gr_max((charged + place_bytes) / EXTENT_SHARE, bytes);
                 most = gr_max(charged / EXTENT_MOST_SHARE, EXTENT_BOUND_BYTES);
-                most = gr_max(most, segment->graph ? 0 : place_bytes / REQUEST_MOST_SHARE);
+                most = gr_max(most, segment->graph ? 0 : gr_min(place_bytes / REQUEST_MOST_SHARE, REQUEST_MOST_BYTES));
         }
         if (!segment->graph && atomic_load(&context->core->gate.captures) > 0) {
                 bytes = gr_max(bytes, place_bytes / CAPTURED_SHARE);

@@ -53,20 +53,18 @@ int gr_extent_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_
 {
         int rc = gr_budget_reserve(context->device, bytes, ret_reserved_bytes);
 
-        if (!rc) {
+        if (!rc)
                 gr_budget_end_grants(context->device); /* no keeper counts what segments have cached */
-                gr_budget_cache(context->device, bytes);
-        }
         return rc;
 }
 
 void gr_extent_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, uint64_t reserved_bytes, int rc)
 {
         if (rc) {
-                gr_budget_uncache(context->device, bytes);
                 gr_budget_cancel(context->device, reserved_bytes);
                 return;
         }
+        gr_budget_cache(context->device, bytes);                       /* first, so that it is never live */
         gr_budget_commit(context->device, ptr, bytes, reserved_bytes); /* cannot fail: whole pages */
         gr_count(context->core, GR_COUNTER_driver_allocs, 1);
 }

@@ -52,13 +52,16 @@ static struct look looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 static struct look executable_looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 static uint64_t last_bytes[GR_DEVICES_MAX] GR_GUARDED_BY(lock); /* overhead as seen by the last of them */
 
-/* By how much the card's free memory fell while executables were made, since NVML was last asked about them. */
-static _Atomic uint64_t fallen_bytes[GR_DEVICES_MAX];
+static struct executables {
+        _Atomic bool based; /* last_bytes is of a measurement */
+        /* By how much the card's free memory fell while executables were made, since that, beside what is charged. */
+        _Atomic uint64_t fallen_bytes;
+        _Atomic uint64_t paid_ns; /* the time until then is spent */
+} executables[GR_DEVICES_MAX];
 
 /* Around instantiations NVML is asked for a hundredth of the time at most: after t not until 100 t are over. */
 #define SHARE 100
 
-static _Atomic uint64_t paid_ns; /* the time until then is spent */
 static _Atomic bool nvml_wanted;
 
 /* Lock held. */
@@ -121,36 +124,39 @@ GR_HELD(lock) static void count(struct gr_device *device, uint64_t bytes)
 
 /*
  * As gr_overhead_look, for executables: what it has grown by since the last measurement is theirs, as far as the card's
- * free memory fell while they were made. Of two threads that make executables at a time, one may miss what the other's
- * took.
+ * free memory fell while they were made. Where it has shrunk, as by an unloaded module, only the latter is known. Of two
+ * threads that make executables at a time, one may miss what the other's took.
  */
 static void look_for_executables(struct gr_device *device)
 {
-        uint64_t begin_ns = gr_driver.now_ns(), bytes, taken, grown;
+        struct executables *of = &executables[device->ordinal];
+        uint64_t begin_ns = gr_driver.now_ns(), bytes, taken, fallen, last;
         int i = device->ordinal;
 
         gr_lock_rank_assert_free_from(GR_RANK_CONTEXTS);
         gr_lock(&lock);
         taken = atomic_load(&device->executable_bytes);
-        grown = atomic_exchange(&fallen_bytes[i], 0);
+        fallen = atomic_exchange(&of->fallen_bytes, 0);
         if (measure(device, &executable_looks[i], &bytes)) {
+                last = last_bytes[i];
                 if (taken == GR_UNLIMITED)
                         taken = 0;
-                taken += gr_min(grown, bytes > last_bytes[i] ? bytes - last_bytes[i] : 0);
+                if (atomic_exchange(&of->based, true))
+                        taken += bytes < last ? fallen : gr_min(fallen, bytes - last);
                 last_bytes[i] = bytes;
                 atomic_store(&device->executable_bytes, gr_min(taken, bytes));
         } else if (taken == 0) {
                 atomic_store(&device->executable_bytes, GR_UNLIMITED);
         }
         gr_unlock(&lock);
-        atomic_store(&paid_ns, begin_ns + SHARE * (gr_driver.now_ns() - begin_ns));
+        atomic_store(&of->paid_ns, begin_ns + SHARE * (gr_driver.now_ns() - begin_ns));
 }
 
 void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
 {
         struct look *look = &looks[device->ordinal];
         GR_KEEP_ERRNO;
-        bool executables = false;
+        bool made = false;
         uint64_t bytes;
         GR_NO_CANCEL;
 
@@ -171,10 +177,10 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
                                device->ordinal);
                 }
                 look->at_ns = gr_driver.now_ns();
-                executables = atomic_load(&fallen_bytes[device->ordinal]) > 0;
+                made = atomic_load(&executables[device->ordinal].fallen_bytes) > 0;
         }
         gr_unlock(&lock);
-        if (executables)
+        if (made)
                 look_for_executables(device);
 }
 
@@ -184,30 +190,36 @@ static void find_nvml(void *arg)
         gr_nvml_find();
 }
 
+/* The card's free memory, with what the process has of it by its own charge. 0: not known. */
+static uint64_t free_and_charged(struct gr_context *context)
+{
+        uint64_t free_bytes, total_bytes;
+
+        if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) != 0)
+                return 0;
+        return free_bytes + atomic_load(&context->device->reserved_bytes);
+}
+
 uint64_t gr_overhead_before(struct gr_context *context)
 {
-        struct gr_device *device = context->device;
-        uint64_t free_bytes, total_bytes;
+        struct executables *of = &executables[context->device->ordinal];
 
         if (!gr_nvml_is_sought()) { /* its loading may wait for a thread that waits for this one */
                 if (!atomic_exchange(&nvml_wanted, true))
                         atomic_store(&nvml_wanted, gr_worker_call(find_nvml, NULL));
                 return 0;
         }
-        if (gr_driver.now_ns() >= atomic_load(&paid_ns))
-                look_for_executables(device);
-        if (atomic_load(&device->executable_bytes) == GR_UNLIMITED ||
-            gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) != 0)
-                return 0;
-        return free_bytes;
+        if (!atomic_load(&of->based) || gr_driver.now_ns() >= atomic_load(&of->paid_ns))
+                look_for_executables(context->device);
+        return atomic_load(&of->based) ? free_and_charged(context) : 0;
 }
 
 void gr_overhead_made(struct gr_context *context, uint64_t before_bytes)
 {
-        uint64_t free_bytes, total_bytes;
+        uint64_t after_bytes = free_and_charged(context);
 
-        if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0 && free_bytes < before_bytes)
-                atomic_fetch_add(&fallen_bytes[context->device->ordinal], before_bytes - free_bytes);
+        if (after_bytes > 0 && after_bytes < before_bytes)
+                atomic_fetch_add(&executables[context->device->ordinal].fallen_bytes, before_bytes - after_bytes);
 }
 
 void gr_overhead_context_ended(struct gr_device *device)
@@ -217,5 +229,7 @@ void gr_overhead_context_ended(struct gr_device *device)
         gr_lock(&lock);
         if (atomic_load(&device->executable_bytes) != GR_UNLIMITED)
                 atomic_store(&device->executable_bytes, 0);
+        atomic_store(&executables[device->ordinal].fallen_bytes, 0);
+        atomic_store(&executables[device->ordinal].based, false);
         gr_unlock(&lock);
 }

@@ -380,6 +380,9 @@ static void test_share_and_excess(void)
         start(GR_UNLIMITED);
         check_share(70 * PAGE, 100 * PAGE, 70 * PAGE, 100 * PAGE);
         GR_CHECK_EQ(gr_budget_reserve(&device, 30 * PAGE, &reserved), 0);
+        GR_CHECK_EQ(gr_budget_live(&device), 0); /* the driver may still refuse it */
+        gr_budget_answered(&device, reserved);
+        GR_CHECK_EQ(gr_budget_live(&device), 30 * PAGE);
         gr_budget_cache(&device, 10 * PAGE);
         GR_CHECK_EQ(gr_budget_live(&device), 20 * PAGE);
         check_share(70 * PAGE, 100 * PAGE, 80 * PAGE, 100 * PAGE);  /* the cache counts as free */

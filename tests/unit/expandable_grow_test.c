@@ -39,6 +39,8 @@ static void reserve_beside(void)
         uint64_t reserved_bytes;
 
         sg_before[SG_MEM_MAP] = NULL;
+        GR_CHECK_EQ(gr_budget_live(gpu_device()), 0); /* nor is it live or cached before the driver has given it */
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
         beside_rc = gr_budget_reserve(gpu_device(), 2 * MIB, &reserved_bytes);
         if (!beside_rc)
                 gr_budget_cancel(gpu_device(), reserved_bytes);
@@ -58,6 +60,54 @@ static void test_reserve_at_once(void)
         GR_CHECK(sg_calls(SG_MEM_MAP) > 1);
         GR_CHECK_EQ(beside_rc, -EDQUOT);
         gpu_give(a, 24 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+static int refuse_late(void *arg, uint64_t bytes)
+{
+        (void)arg;
+        if (bytes < 100 * MIB)
+                return 0;
+        gr_budget_update_peak(gpu_device()); /* as another thread does at any time */
+        return -EDQUOT;
+}
+
+static void adjust_nothing(void *arg, int64_t bytes)
+{
+        (void)arg;
+        (void)bytes;
+}
+
+static uint64_t room_for_all(void *arg)
+{
+        (void)arg;
+        return GR_UNLIMITED;
+}
+
+static uint64_t no_excess(void *arg)
+{
+        (void)arg;
+        return 0;
+}
+
+/* What a limit refuses was never live, also while the limit is asked. */
+static void test_refused_not_live(void)
+{
+        static const struct gr_group group = {.limit_bytes = 99 * MIB,
+                                              .reserve = refuse_late,
+                                              .adjust = adjust_nothing,
+                                              .room = room_for_all,
+                                              .excess = no_excess};
+        uint64_t a, refused;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&gpu_device()->group, &group);
+        a = gpu_take(8 * MIB);
+        GR_CHECK_EQ(sg_alloc(context, 1000 * MIB, &refused), -EDQUOT);
+        GR_CHECK_EQ(atomic_load(&gpu_device()->peak_live_bytes), 8 * MIB);
+        atomic_store(&gpu_device()->group, NULL);
+        gpu_give(a, 8 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -468,6 +518,7 @@ int main(void)
         test_reserve_fails();
         test_reserve_at_once();
         test_few_extents();
+        test_refused_not_live();
         for (int auto_too = 0; auto_too < 2; auto_too++) {
                 enum gr_pool_kind pool = auto_too ? GR_POOL_AUTO : GR_POOL_SPLIT;
 
