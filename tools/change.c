@@ -114,7 +114,7 @@ int command_threshold(const struct arguments *arguments)
 static int parse_rung(const char *text)
 {
         static const char *const words[] = {
-#define WORD(id, word, got) word,
+#define WORD(id, word) word,
                 GR_RUNGS(WORD)
 #undef WORD
         };

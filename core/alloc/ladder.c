@@ -50,7 +50,7 @@ struct climb {
         int error;      /* -ENOMEM or -EDQUOT, the last one */
         bool met_limit; /* an error was -EDQUOT */
         uint64_t given_bytes[GR_RUNG_COUNT];
-        uint64_t ns[GR_RUNG_COUNT];
+        uint64_t begin_ns;
         unsigned tries[GR_RUNG_COUNT];
 };
 
@@ -139,9 +139,8 @@ static int from_cache(struct climb *climb, enum gr_rung rung, struct gr_block **
         }
         block = gr_source_take(climb->context, climb->bytes, true);
         climb->tries[rung]++;
-        climb->ns[rung] += core->driver->now_ns() - begin_ns;
         atomic_fetch_add(&counters->tries, 1);
-        atomic_fetch_add(&counters->ns, climb->ns[rung]);
+        atomic_fetch_add(&counters->ns, core->driver->now_ns() - begin_ns);
         if (!block)
                 return climb->error;
         assert(!gr_block_is_live(block) && block->capacity_bytes >= climb->bytes);
@@ -237,7 +236,6 @@ GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_rung rung, stru
 out:
         if (!alone)
                 gr_unlock(&climb->context->device->ladder_lock);
-        climb->ns[rung] += core->driver->now_ns() - begin_ns;
         return rc;
 }
 
@@ -340,7 +338,6 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         if (core->wait_for_neighbours)
                 core->wait_for_neighbours(device, -(int64_t)climb->bytes);
         now_ns = driver->now_ns();
-        climb->ns[GR_RUNG_WAIT] = now_ns - begin_ns;
         atomic_fetch_add(&counters->ns, now_ns - begin_ns);
         if (rc == 0) {
                 climb->given_bytes[GR_RUNG_WAIT] = climb->bytes;
@@ -379,7 +376,8 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         gr_lock_rank_assert_free_from(GR_RANK_LADDER);
         assert(out_of_memory(climb->error) && climb->bytes > 0);
         assert(!ret_block == !climb->request); /* only a climb for a block returns one */
-        core->collect(core);                   /* puts memory of graphs that have gone into the cache */
+        climb->begin_ns = core->driver->now_ns();
+        core->collect(core); /* puts memory of graphs that have gone into the cache */
         /* The figure of stream-ordered memory that counts against the limit may be out of date. */
         if (rc == -EDQUOT && core->driver->refresh_pools &&
             atomic_load(&context->device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) > 0) {
@@ -426,9 +424,10 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         gr_oom_report(&(struct gr_oom_report){.context = context,
                                               .bytes = climb->bytes,
                                               .need_bytes = need_bytes(climb),
+                                              .block = any_block_serves(climb),
                                               .limited = climb->error == -EDQUOT,
+                                              .begin_ns = climb->begin_ns,
                                               .given_bytes = climb->given_bytes,
-                                              .ns = climb->ns,
                                               .tries = climb->tries});
         gr_thread.bypass_until_ns = core->driver->now_ns() + BYPASS_NS;
         return rc;

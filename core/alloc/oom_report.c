@@ -25,12 +25,6 @@ static const char *const kind_words[] = {
 #undef KIND_WORDS
 };
 
-static const char *const got_words[] = {
-#define GOT_WORDS(id, word, got) got,
-        GR_RUNGS(GOT_WORDS)
-#undef GOT_WORDS
-};
-
 struct line {
         char text[512];
         size_t used;
@@ -58,7 +52,7 @@ static void add_size(struct line *line, const char *begin, uint64_t bytes, const
 }
 
 /* The classes of which the program has the most bytes, the largest sum first; then what is no block of the pool. */
-static void add_live(struct line *line, struct gr_core *core, struct gr_device *device)
+static void add_largest(struct line *line, struct gr_core *core, struct gr_device *device)
 {
         uint64_t counts[GR_CLASS_COUNT] = {0}, bytes[GR_CLASS_COUNT] = {0}, other;
         const char *before = "";
@@ -90,81 +84,110 @@ static void add_live(struct line *line, struct gr_core *core, struct gr_device *
                 add(line, "nothing");
 }
 
-static void add_got(struct line *line, const struct gr_oom_report *report)
+static void add_tried(struct line *line, const struct gr_oom_report *report)
 {
-        const char *before = "";
-        uint64_t ns = 0;
+        const char *before = "; came back: ";
 
+        for (int rung = 0; rung < GR_RUNG_FAIL; rung++)
+                if (report->tries[rung] > 0)
+                        add(line, " %s", gr_rung_words[rung]);
         for (int rung = 0; rung < GR_RUNG_FAIL; rung++) {
                 if (report->given_bytes[rung] == 0)
                         continue;
-                add_size(line, before, report->given_bytes[rung], " ");
-                add(line, "%s", got_words[rung]);
+                add_size(line, before, report->given_bytes[rung], " by ");
+                add(line, "%s", gr_rung_words[rung]);
                 before = ", ";
         }
-        add(line, "%s; tried", *before ? "" : "nothing");
-        for (int rung = 0; rung < GR_RUNG_FAIL; rung++) {
-                ns += report->ns[rung];
-                if (report->tries[rung] > 0)
-                        add(line, " %s", gr_rung_words[rung]);
-        }
-        add(line, ", in %.3f ms", (double)ns / 1e6);
+        if (*before == ';')
+                add(line, "; nothing came back");
 }
 
-static void add_wait(struct line *line, const struct gr_oom_report *report)
+/* What the card has; known is false where the driver does not say. */
+struct card {
+        bool known;
+        uint64_t free_bytes, total_bytes;
+};
+
+static void add_host(struct line *line, const struct gr_oom_report *report)
 {
-        if (report->tries[GR_RUNG_WAIT] == 0)
-                add(line, " (GPURECLAIM_WAIT=30s waits for that)");
+        if (report->block && report->tries[GR_RUNG_SPILL] == 0)
+                add(line, "; or host memory, slower (GPURECLAIM_SPILL)");
 }
 
-static void add_advice_limit(struct line *line, const struct gr_oom_report *report, uint64_t card_free)
+/* Freed memory that the GPU may still use: the only cached memory that would have come back otherwise. */
+static uint64_t quarantine(const struct gr_oom_report *report)
+{
+        return gr_min(gr_fence_quarantine_bytes(report->context->fence), gr_budget_cached(report->context->device));
+}
+
+static void add_room_on_card(struct line *line, const struct gr_oom_report *report, const struct card *card)
+{
+        uint64_t have = card->free_bytes + gr_budget_returnable(report->context->device);
+
+        if (card->known && report->need_bytes > have)
+                add_size(line, ", and ", report->need_bytes - have, " more free on the card");
+}
+
+static void add_help_own_limit(struct line *line, const struct gr_oom_report *report, const struct card *card)
 {
         struct gr_device *device = report->context->device;
-        uint64_t cached = gr_budget_cached(device), least = gr_budget_not_cached(device) + report->need_bytes;
+        const struct gr_group *group = atomic_load(&device->group);
+        uint64_t least = atomic_load(&device->reserved_bytes) + report->need_bytes, waiting = quarantine(report);
+        uint64_t room = group ? group->room(group->arg) : GR_UNLIMITED;
 
         if (least <= atomic_load(&device->hard_bytes)) {
-                add_size(line, "once the ", cached, " cached are not in use any more by work of the GPU or a capture");
+                add(line, "perhaps to try again: the limit has room now");
                 return;
         }
-        add_size(line, "with a limit of ", least, "");
-        add(line, " (gpureclaim limit %d %" PRIu64 "MiB)", (int)getpid(), (least + (1 << 20) - 1) >> 20);
-        if (report->need_bytes > card_free + cached)
-                add_size(line, ", and ", report->need_bytes - card_free - cached, " more free on the card");
+        if (least - gr_min(waiting, least) <= atomic_load(&device->hard_bytes)) {
+                add_size(line, "to try again when the GPU does not use the ", waiting, " any more");
+                return;
+        }
+        add_size(line, "a limit of ", least, " (GPURECLAIM_HARD_LIMIT, or gpureclaim limit ");
+        add(line, "%d %" PRIu64 "MiB)", (int)getpid(), (least + (1 << 20) - 1) >> 20);
+        if (report->need_bytes > room)
+                add_size(line, ", and ", report->need_bytes - room, " more room in the group limit");
+        add_room_on_card(line, report, card);
 }
 
-static void add_advice_group(struct line *line, const struct gr_oom_report *report, const struct gr_group *group)
+static void add_help_group(struct line *line, const struct gr_oom_report *report, const struct gr_group *group,
+                           const struct card *card)
 {
-        uint64_t room = group->room(group->arg);
-        uint64_t lack = report->need_bytes > room ? report->need_bytes - room : 0;
+        uint64_t room = group->room(group->arg), excess = group->excess(group->arg);
+        uint64_t lack = report->need_bytes + excess - gr_min(room, report->need_bytes + excess);
+        uint64_t all = group->limit_bytes + excess - gr_min(room, group->limit_bytes);
+        uint64_t own = gr_min(all, atomic_load(&report->context->device->reserved_bytes));
 
-        add_size(line, "with a group limit of ", group->limit_bytes + lack, "");
-        add_size(line, ", or once processes of the group free ", lack, "");
-        add_wait(line, report);
+        add_size(line, "a group limit of ", group->limit_bytes + lack, " (GPURECLAIM_GROUP_LIMIT)");
+        if (all - own >= lack) {
+                add_size(line, "; or other processes of the group free ", lack, "");
+                if (report->tries[GR_RUNG_WAIT] == 0)
+                        add(line, " (GPURECLAIM_WAIT=30s waits for that)");
+        }
+        add_room_on_card(line, report, card);
 }
 
-static void add_advice_card(struct line *line, const struct gr_oom_report *report, uint64_t free, uint64_t total)
+static void add_help_card(struct line *line, const struct gr_oom_report *report, const struct card *card)
 {
-        struct gr_device *device = report->context->device;
-        uint64_t need = report->need_bytes, lack = need > free ? need - free : 0;
-        uint64_t cached = gr_budget_cached(device), ours = free + atomic_load(&device->reserved_bytes);
-        uint64_t others = total > ours ? total - ours : 0;
+        uint64_t lack = report->need_bytes - gr_min(card->free_bytes, report->need_bytes), waiting = quarantine(report);
+        uint64_t own = atomic_load(&report->context->device->reserved_bytes),
+                 used = card->total_bytes - card->free_bytes;
 
-        if (need > total)
-                add(line, "never: it is larger than the card");
-        else if (lack == 0 && report->context->core->config.pool < GR_POOL_SPLIT)
-                add(line, "with GPURECLAIM_POOL=auto: the card has as much free, but not in one piece");
-        else if (lack == 0)
-                add(line, "perhaps now: the card has as much free");
-        else if (cached >= lack)
-                add_size(line, "once the ", cached, " cached are not in use any more by work of the GPU or a capture");
-        else if (others >= lack) {
-                add_size(line, "once ", lack, " more are free on the card; ");
-                add_size(line, "", others, " of it are with other processes and the driver");
-                add_wait(line, report);
-        } else
-                add_size(line, "with ", lack, " less live in this process");
-        if (lack > 0 && report->tries[GR_RUNG_SPILL] == 0)
-                add(line, "; or with host memory, slower (GPURECLAIM_SPILL)");
+        if (!card->known) {
+                add(line, "more free memory on the card");
+        } else if (lack == 0) {
+                if (report->block && report->context->core->config.pool < GR_POOL_SPLIT)
+                        add(line, "GPURECLAIM_POOL=auto: enough is free, but perhaps not in one piece");
+                else
+                        add(line, "perhaps to try again: the card has that much free now");
+        } else if (waiting >= lack) {
+                add_size(line, "to try again when the GPU does not use the ", waiting, " any more");
+        } else {
+                add_size(line, "", lack, " more free on the card, of which this process has ");
+                add_size(line, "", own, "");
+                add_size(line, ", others and the driver ", used - gr_min(own, used), "");
+        }
+        add_host(line, report);
 }
 
 void gr_oom_report(const struct gr_oom_report *report)
@@ -175,40 +198,49 @@ void gr_oom_report(const struct gr_oom_report *report)
         const struct gr_group *group = atomic_load(&device->group);
         bool of_group = report->limited && group && !gr_budget_own_limit(device, report->need_bytes);
         enum gr_log_level level = report->limited ? GR_LOG_WARN : GR_LOG_INFO;
-        struct line first = {.used = 0}, process = first, live = first, got = first, advice = first;
-        uint64_t free = 0, total = 0, waiting, more;
+        struct line first = {.used = 0}, process = first, largest = first, tried = first, help = first;
+        uint64_t now_ns = core->driver->now_ns(), waiting = quarantine(report), graphs, more;
+        struct card card = {0};
 
-        if (!gr_log_enabled(level) || !gr_log_ratelimit(&limit, core->driver->now_ns()))
+        if (!gr_log_enabled(level) || !gr_log_ratelimit(&limit, now_ns))
                 return;
         more = gr_log_ratelimit_take(&limit);
-        core->driver->mem_info(report->context->handle, &free, &total);
+        card.known = core->driver->mem_info(report->context->handle, &card.free_bytes, &card.total_bytes) == 0;
 
-        add_size(&first, "no room for ", report->bytes, ": ");
+        add_size(&first, "an allocation of ", report->bytes, " failed");
         if (report->limited)
-                add_size(&first, of_group ? "the group limit is " : "the hard limit is ",
-                         of_group ? group->limit_bytes : atomic_load(&device->hard_bytes), "; ");
-        add_size(&first, "the card has ", free, " free of ");
-        add_size(&first, "", total, "");
+                add_size(&first, of_group ? ": the group limit is " : ": the hard limit is ",
+                         of_group ? group->limit_bytes : atomic_load(&device->hard_bytes), "");
+        if (card.known) {
+                add_size(&first, report->limited ? "; the card has " : ": the card has ", card.free_bytes, " free of ");
+                add_size(&first, "", card.total_bytes, "");
+        }
         gr_log(level, "device %d: %s", device->ordinal, first.text);
 
-        waiting = gr_fence_quarantine_bytes(report->context->fence);
-        add_size(&process, "", gr_budget_live(device), " live, ");
-        add_size(&process, "", gr_budget_cached(device), " cached");
+        graphs = gr_budget_live(device) - gr_budget_live_unfreed(device);
+        add_size(&process, "", gr_budget_live_unfreed(device), " in use, ");
+        if (graphs > 0)
+                add_size(&process, "", graphs, " kept for CUDA graphs, ");
+        add_size(&process, "", gr_budget_cached(device), " in the cache");
         if (waiting > 0)
-                add_size(&process, ", ", waiting, " of it waiting for the GPU");
+                add_size(&process, ", of it ", waiting, " that the GPU may still use");
         gr_log(level, "  this process: %s", process.text);
-        add_live(&live, core, device);
-        gr_log(level, "  live: %s", live.text);
-        add_got(&got, report);
-        gr_log(level, "  got back: %s", got.text);
+        add_largest(&largest, core, device);
+        gr_log(level, "  largest: %s", largest.text);
+        add_tried(&tried, report);
+        gr_log(level, "  tried for %.3f ms:%s", (double)(now_ns - report->begin_ns) / 1e6, tried.text);
 
-        if (of_group)
-                add_advice_group(&advice, report, group);
-        else if (report->limited)
-                add_advice_limit(&advice, report, free);
-        else
-                add_advice_card(&advice, report, free, total);
-        gr_log(level, "  would fit: %s", advice.text);
+        if (card.known && report->need_bytes > card.total_bytes) {
+                add(&help, "nothing: that is more than the card has");
+                add_host(&help, report);
+        } else if (of_group) {
+                add_help_group(&help, report, group, &card);
+        } else if (report->limited) {
+                add_help_own_limit(&help, report, &card);
+        } else {
+                add_help_card(&help, report, &card);
+        }
+        gr_log(level, "  what would help: %s", help.text);
         gr_log(level, "  see also: gpureclaim status; or run with GPURECLAIM_TRACE=FILE, then gpureclaim report FILE");
         if (more > 0)
                 gr_log(level, "  (%" PRIu64 " more failures went unreported)", more);

@@ -11,11 +11,13 @@ struct gr_context;
 
 struct gr_oom_report {
         struct gr_context *context;
-        uint64_t bytes;      /* asked for */
-        uint64_t need_bytes; /* what the driver takes for that */
-        bool limited;        /* a limit refused it, not the driver */
-        const uint64_t *given_bytes, *ns;
-        const unsigned *tries; /* of each rung, as the two above */
+        uint64_t bytes;              /* asked for */
+        uint64_t need_bytes;         /* what the driver takes for that */
+        bool block;                  /* the pool was asked for it; else the driver, and bytes may be a guess */
+        bool limited;                /* a limit refused it, not the driver */
+        uint64_t begin_ns;           /* of the climb */
+        const uint64_t *given_bytes; /* by rung */
+        const unsigned *tries;       /* by rung */
 };
 
 /*

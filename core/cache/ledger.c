@@ -321,7 +321,9 @@ void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts
                             block->context->ordinal != device)
                                 continue;
                         counts[block->class]++;
-                        bytes[block->class] += gr_footprint_bytes(block->capacity_bytes);
+                        bytes[block->class] += block->flags & GR_BLOCK_SPLIT
+                                                       ? block->capacity_bytes
+                                                       : gr_footprint_bytes(block->capacity_bytes);
                 }
                 gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         }

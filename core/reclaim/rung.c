@@ -20,7 +20,7 @@
 #define GATE_PAUSE_NS UINT64_C(50000)
 
 const char *const gr_rung_words[GR_RUNG_COUNT] = {
-#define GR_RUNG_WORD(id, word, got) word,
+#define GR_RUNG_WORD(id, word) word,
         GR_RUNGS(GR_RUNG_WORD)
 #undef GR_RUNG_WORD
 };

@@ -104,8 +104,8 @@ for setting in "REGION_DIR=$folder/region" REGION_DIR=/proc/none NEIGHBOUR=0; do
         [ "$setting" != REGION_DIR=/proc/none ] || grep -q 'cannot be seen (No such file or directory)' "$folder/err" ||
                 fail "over the group's limit: not told why it is alone"
         case $setting in
-        NEIGHBOUR=0) ! grep -q 'tried.* neighbour' "$folder/err" || fail "over the group's limit: $setting, and asked" ;;
-        *) grep -q 'got back: nothing; tried.* neighbour' "$folder/err" || fail "over the group's limit: nobody gives anything" ;;
+        NEIGHBOUR=0) ! grep -q 'tried for .* neighbour' "$folder/err" || fail "over the group's limit: $setting, and asked" ;;
+        *) grep -q 'tried for .* neighbour; nothing came back' "$folder/err" || fail "over the group's limit: nobody gives anything" ;;
         esac
 done
 timeout 20 env GPURECLAIM_LOG=silent GPURECLAIM_HARD_LIMIT=4MiB "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain \

@@ -465,7 +465,7 @@ static void take_line(const char *line, size_t line_bytes, void *arg)
         GR_CHECK(arg == &reports);
         if (used + line_bytes < sizeof(all_lines))
                 memcpy(all_lines + used, line, line_bytes);
-        if (memmem(line, line_bytes, "no room for", 11))
+        if (memmem(line, line_bytes, "an allocation of ", 17))
                 reports++;
 }
 
@@ -479,11 +479,12 @@ static void test_report(void)
         cache(3, 4 * MIB, 0);
         GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
         GR_CHECK_EQ(reports, 1);
-        GR_CHECK(strstr(all_lines, "no room for 65.000 MiB: the card has ") != NULL);
-        GR_CHECK(strstr(all_lines, "got back: 12.000 MiB of cached memory; tried ready fence purge trim") != NULL);
+        GR_CHECK(strstr(all_lines, "an allocation of 65.000 MiB failed: the card has ") != NULL);
+        GR_CHECK(strstr(all_lines, "ready fence purge trim") != NULL);
+        GR_CHECK(strstr(all_lines, "; came back: 12.000 MiB by trim\n") != NULL);
         GR_CHECK(strstr(all_lines, "neighbour") == NULL); /* that was not tried */
-        GR_CHECK(strstr(all_lines, "live: nothing") != NULL);
-        GR_CHECK(strstr(all_lines, "would fit: never: it is larger than the card") != NULL);
+        GR_CHECK(strstr(all_lines, "largest: nothing") != NULL);
+        GR_CHECK(strstr(all_lines, "help: nothing: that is more than the card has; or host memory") != NULL);
         for (int i = 0; i < 20; i++)
                 GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
         GR_CHECK(reports < 15);
@@ -503,7 +504,8 @@ static void test_report(void)
         GR_CHECK_EQ(sg_alloc(context, 10 * MIB, &ptr), -EDQUOT);
         GR_CHECK_EQ(reports, 2);
         GR_CHECK(strstr(all_lines, "the hard limit is 8.000 MiB") != NULL);
-        GR_CHECK(strstr(all_lines, "would fit: with a limit of 10.000 MiB (gpureclaim limit ") != NULL);
+        GR_CHECK(strstr(all_lines,
+                        "what would help: a limit of 10.000 MiB (GPURECLAIM_HARD_LIMIT, or gpureclaim limit ") != NULL);
         gr_log_set_level(GR_LOG_SILENT);
         gr_log_set_sink(NULL, NULL);
         finish();
@@ -517,20 +519,18 @@ static void test_advice(void)
                 const struct gr_group *group;
                 const char *advice;
         } rows[] = {
-                {0, 40 * MIB, 0, GR_UNLIMITED, NULL, "with 6.000 MiB less live in this process; or with host memory"},
-                {40 * MIB, 0, 0, GR_UNLIMITED, NULL, "once 6.000 MiB more are free on the card; 40.000 MiB of it are"},
-                {0, 0, 40 * MIB, GR_UNLIMITED, NULL, "once the 40.000 MiB cached are not in use any more"},
-                {0, 40 * MIB, 0, 48 * MIB, NULL, "with a limit of 70.000 MiB (gpureclaim limit "},
+                {0, 40 * MIB, 0, GR_UNLIMITED, NULL,
+                 "6.000 MiB more free on the card, of which this process has 40.000 MiB, others and the driver 0 B; or "
+                 "host"},
+                {40 * MIB, 0, 0, GR_UNLIMITED, NULL, "this process has 0 B, others and the driver 40.000 MiB; or host"},
+                {0, 0, 40 * MIB, GR_UNLIMITED, NULL, "to try again when the GPU does not use the 40.000 MiB any more"},
+                {0, 40 * MIB, 0, 48 * MIB, NULL, "a limit of 70.000 MiB (GPURECLAIM_HARD_LIMIT, or gpureclaim limit "},
                 {40 * MIB, 0, 0, 24 * MIB, NULL, "MiB), and 6.000 MiB more free on the card\n"},
-                {0, 0, 40 * MIB, 48 * MIB, NULL, "once the 40.000 MiB cached are not in use any more"},
-                {0, 0, 0, GR_UNLIMITED, &full_group,
-                 "with a group limit of 31.000 MiB, or once processes of the group "
-                 "free 30.000 MiB (GPURECLAIM_WAIT=30s waits for that)"},
+                {0, 0, 40 * MIB, 48 * MIB, NULL, "to try again when the GPU does not use the 40.000 MiB any more"},
+                {0, 0, 0, GR_UNLIMITED, &full_group, "a group limit of 31.000 MiB (GPURECLAIM_GROUP_LIMIT)\n"},
         };
-        static const struct {
-                uint64_t given[GR_RUNG_COUNT], ns[GR_RUNG_COUNT];
-                unsigned tries[GR_RUNG_COUNT];
-        } none;
+        static const uint64_t given[GR_RUNG_COUNT];
+        static const unsigned tries[GR_RUNG_COUNT];
 
         for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
                 uint64_t live = 0;
@@ -551,10 +551,10 @@ static void test_advice(void)
                 gr_oom_report(&(struct gr_oom_report){.context = context,
                                                       .bytes = 30 * MIB,
                                                       .need_bytes = 30 * MIB,
+                                                      .block = true,
                                                       .limited = rows[i].group || rows[i].hard_bytes != GR_UNLIMITED,
-                                                      .given_bytes = none.given,
-                                                      .ns = none.ns,
-                                                      .tries = none.tries});
+                                                      .given_bytes = given,
+                                                      .tries = tries});
                 if (!strstr(all_lines, rows[i].advice)) {
                         fprintf(stderr, "row %zu:\n%s", i, all_lines);
                         GR_CHECK(false);

@@ -165,7 +165,7 @@ static void test_report(void)
                 GR_CHECK_EQ(sg_alloc(context, 2 * MIB, &ptr), 0);
         GR_CHECK_EQ(sg_alloc(context, 40 * MIB, &ptr), -ENOMEM);
         GR_CHECK(strstr(said,
-                        "live: 30.000 MiB in 3 blocks of about 10.000 MiB, 20.000 MiB in 10 blocks of about 2.000 "
+                        "largest: 30.000 MiB in 3 blocks of about 10.000 MiB, 20.000 MiB in 10 blocks of about 2.000 "
                         "MiB\n"));
         gr_log_set_level(GR_LOG_SILENT);
         pool_end();
