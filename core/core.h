@@ -1,6 +1,16 @@
 /*
  * The core: everything of one process. It makes the parts of core/ and of each context, and tells them when a context
  * comes, ends and has gone. This header is for those above core/, and includes all that they need.
+ *
+ *   process  > device   its budget (account/), the ladder's lock
+ *            > context  fence (fence/), arenas > bins and fastbins (cache/), split > segments > extents and ranges
+ *                       (segment/)
+ *            > ledger   each block by its address (cache/)
+ *
+ * The folders, from the bottom up: base/ is what any program has; account/ knows sizes and limits; region/ is what
+ * processes share; context/, fence/ and cache/ serve cached memory, host/ pinned memory, segment/ mapped memory;
+ * reclaim/ gives memory back; alloc/ is an allocation and a free of the program, composed of these. core/meson.build
+ * has the order.
  */
 #ifndef GR_CORE_H
 #define GR_CORE_H

@@ -85,9 +85,9 @@ static void put_device(struct out *out, struct gr_device *device)
         total = figures[GR_FIGURE_card_total];
         used = total - figures[GR_FIGURE_card_free];
         if (total > 0 && used < total)
-                put(out, "  device %d: effective use of the card %.2f%% (%s of %s)\n", device->ordinal,
-                    100.0 * (double)used / (double)total, gr_size_format(used, a, sizeof(a)),
-                    gr_size_format(total, b, sizeof(b)));
+                put(out, "  device %d: all processes use %s of %s of the card (%.2f%%)\n", device->ordinal,
+                    gr_size_format(used, a, sizeof(a)), gr_size_format(total, b, sizeof(b)),
+                    100.0 * (double)used / (double)total);
         else
                 put(out, "  device %d: use of the card unknown\n", device->ordinal);
         /* Driver overhead that the limit includes is part of the reserved memory, so it is not shown a second time. */

@@ -25,11 +25,11 @@ typedef int gpureclaim_hook(void *arg, int device, uint64_t want_bytes);
 
 /*
  * A part of the program that can give device memory back. The hooks are called on a thread of the library, when an
- * allocation finds no memory (purge first; drop only where all else fails) or memory gets short while the program waits
- * for the GPU (purge), and in gpureclaim_reclaim. No context is current there. They may take locks that the allocating
- * thread holds: after limit_ms the allocation goes on without them. A hook that fails or is late three times in a row
- * is named in the log and left out for a minute. A hook is not called again while it runs. It may allocate and free
- * memory and call these functions.
+ * allocation finds no memory (purge first; drop where nothing else of this process helps) or memory gets short while
+ * the program waits for the GPU (purge), and in gpureclaim_reclaim. No context is current there. They may take locks
+ * that the allocating thread holds: after limit_ms the allocation goes on without them. A hook that fails or is late
+ * three times in a row is named in the log and left out for a minute. A hook is not called again while it runs. It may
+ * allocate and free memory and call these functions.
  */
 struct gpureclaim_reclaimable {
         size_t struct_bytes; /* sizeof(struct gpureclaim_reclaimable), of the header that the caller was built with */

@@ -6,11 +6,11 @@
  *   driver/   the driver's own functions (real.c, from the list hooks.def), core/'s table of them (operations.c), NVML
  *             (nvml.c)
  *   device/   the limits of a device (device.c), the other processes on it (neighbour.c), driver overhead (overhead.c)
- *   hooks/    turns calls into requests to core/: memory.c, query.c, context.c, stream.c (with captures.c), submit.c,
- *             sync.c; runtime.c for functions of the shared runtime; segment_export.c and segment_import.c for blocks
- *             that processes share; stream_ordered.c, vmm.c, ipc.c, managed.c, array.c, graph.c, graph_memory.c,
- *             module.c and pinned_host.c for memory that the pool of device memory does not serve; nvml_views.c for
- *             NVML's answers; trace.c writes down what they allocate and free
+ *   hooks/    turns calls into requests to core/: memory.c, query.c, context.c (with green.c), stream.c (with
+ *             captures.c), submit.c, sync.c; runtime.c for functions of the shared runtime; segment_export.c and
+ *             segment_import.c for blocks that processes share; stream_ordered.c, vmm.c, ipc.c, managed.c, array.c,
+ *             graph.c, graph_memory.c, module.c and pinned_host.c for memory that the pool of device memory does not
+ *             serve; nvml_views.c for NVML's answers; trace.c writes down what they allocate and free
  *   process/  the public functions (api.c), and what sets all of it up: the background thread, fork and exit
  *             (process.c)
  *   lookup/   answers the program's look-ups of driver functions with hooks (lookup.c, dlsym.S)

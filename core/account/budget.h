@@ -5,6 +5,8 @@
  * The charge is what the driver really takes. Above 1 MiB: whole 2 MiB pages. Up to 1 MiB the driver packs blocks into
  * slabs, 2 MiB each and aligned to it; it takes a slab with its first block and gives it back with its last
  * (docs/measurements.md, slabs).
+ *
+ * Any thread may call these functions, with locks below GR_RANK_SLABS held. They do not call the driver.
  */
 #ifndef GR_BUDGET_H
 #define GR_BUDGET_H
@@ -221,7 +223,8 @@ static inline uint64_t gr_budget_slab_rest(struct gr_device *device)
 
 /*
  * The live memory: gr_budget_not_cached less the unused rest of slabs, and less what the driver has not given yet, and
- * may refuse. Never negative either. A call of the driver that ends meanwhile is in the first value of asked_bytes only.
+ * may refuse. Never negative either. A call of the driver that ends meanwhile is only in the first of the two values of
+ * asked_bytes.
  */
 static inline uint64_t gr_budget_live(struct gr_device *device)
 {

@@ -11,6 +11,8 @@
 #include "context/context.h"
 #include "host/pinned.h"
 
+#define MOST_BYTES (UINT64_C(1) << 56) /* a charge of more would overflow the sums */
+
 /* The arguments of gr_charge_accounted, for attempt. */
 struct request {
         struct gr_core *core;
@@ -26,6 +28,8 @@ static int attempt(void *arg)
         struct request *request = arg;
         int rc;
 
+        if (request->bytes > MOST_BYTES) /* the driver refuses it */
+                return request->allocate(request->arg);
         gr_budget_ask(request->device, request->bytes);
         rc = gr_budget_charge(request->device, request->kind, request->bytes);
         if (!rc) {

@@ -35,7 +35,7 @@
 #define RETURN_TRIES    16
 #define NEIGHBOUR_TRIES 2 /* each may take the full deadline; the second only if the first gave something */
 #define WAIT_LOOK_NS    UINT64_C(500000) /* WAIT: between looks at what this process freed */
-/* WAIT: between questions to driver and neighbours, at first and in the end. What is free for less may be missed. */
+/* WAIT: the pause between questions to driver and neighbours, which doubles from the first to the last of these. */
 #define WAIT_FIRST_NS UINT64_C(2000000)
 #define WAIT_MOST_NS  UINT64_C(50000000)
 #define MARGIN_BYTES  (UINT64_C(64) << 20) /* that gr_ladder_make_room adds, for what the driver takes besides */

@@ -79,7 +79,7 @@ static inline bool gr_pool_free_fast(struct gr_core *core, uint64_t ptr, struct 
         return __builtin_expect(freed->context && !freed->should_close && !gr_pool_wants_wake(freed->context), 1);
 }
 
-/* The slow path of gr_pool_free, after gr_pool_free_fast; freed: zero bytes where that was left out. */
+/* The slow path of gr_pool_free, after gr_pool_free_fast; freed: all zero if that was skipped. */
 int gr_pool_free_slow(struct gr_core *core, uint64_t ptr, struct gr_freed freed);
 
 /*

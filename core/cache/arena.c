@@ -362,7 +362,7 @@ uint32_t gr_arena_generation(struct gr_context *context)
 
 /*
  * As gr_arena_free, for a block whose home is this arena and whose flags are these. False: there is no such block.
- * Inlined, as a free from the fast path is a third of a pair.
+ * Inlined: it is a third of the cost of an allocation and its free.
  */
 static inline __attribute__((always_inline)) bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags,
                                                             bool *ret_should_close)

@@ -148,10 +148,11 @@ uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes);
 uint32_t gr_arena_generation(struct gr_context *context);
 
 /*
- * Whether the fastbins of the arena may take a range of so many bytes. Ranges of up to 1 MiB: always. Of larger ones,
- * those of all arenas together may hold a 256th of the peak of live memory, and each may hold 2 MiB or one range: of
- * half the peak or more, as the program then has little else, or, where several threads allocate, of up to a 16th of
- * the peak. The arena's lock need not be held.
+ * Whether the fastbins of the arena may take a range of so many bytes: up to 1 MiB always, and a larger one
+ *   - as long as those of all arenas together have a 256th of the peak of live memory, and each has 2 MiB at least,
+ *   - or as the arena's only large one, if it is at least half the peak: the program then has little else,
+ *   - or as its only large one, if several threads allocate and it is at most a 16th of the peak.
+ * The arena's lock need not be held.
  */
 bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes);
 

@@ -40,7 +40,7 @@ struct gr_fastbins {
         uint64_t filled[(1u << GR_FASTBIN_LISTS_LOG2) / 64];       /* a bit for each list, set if it is not empty */
 };
 
-/* Has the device count what the set, of zero bytes, will hold. Lock not held. */
+/* Makes the empty set a keeper of the device: its bytes count as cached. Lock not held. */
 static inline void gr_fastbins_begin(struct gr_fastbins *fastbins, struct gr_device *device)
 {
         gr_budget_keep(device, &fastbins->cached);

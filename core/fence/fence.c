@@ -242,14 +242,14 @@ void gr_fence_close_before(struct gr_fence *fence, bool waits)
                 gr_fence_close_epoch(fence, waits, &epoch);
 }
 
-/* Takes the turn to fence (struct gr_fence, led) if no thread has it. False: another thread has it. */
-static bool lead_try(struct gr_fence *fence)
+/* Takes the turn to fence (turn_taken) if no thread has it. False: another thread has it. */
+static bool turn_try(struct gr_fence *fence)
 {
         return !atomic_load_explicit(&fence->turn_taken, memory_order_relaxed) &&
                !atomic_exchange_explicit(&fence->turn_taken, true, memory_order_acquire);
 }
 
-static void lead_end(struct gr_fence *fence)
+static void turn_end(struct gr_fence *fence)
 {
         assert(atomic_load(&fence->turn_taken)); /* by this thread */
         atomic_store_explicit(&fence->turn_taken, false, memory_order_release);
@@ -272,10 +272,10 @@ uint64_t gr_fence_close_bytes(struct gr_fence *fence)
 
 void gr_fence_close_soon(struct gr_fence *fence)
 {
-        if (!lead_try(fence))
+        if (!turn_try(fence))
                 return;
         gr_fence_close(fence);
-        lead_end(fence);
+        turn_end(fence);
 }
 
 /* Asks the driver for the epoch's events. 0: all have passed; -EAGAIN: not yet; else the driver's error. */
@@ -479,15 +479,15 @@ int gr_fence_barrier(struct gr_fence *fence)
 
 /*
  * Waits for the turn to fence, but not for long: a thread whose turn takes long may be waiting for the driver, and the
- * others then go on without the turn. *ret_mine: the caller has it, and lead_end must follow. True: another thread has
+ * others then go on without the turn. *ret_mine: the caller has it, and turn_end must follow. True: another thread has
  * made epoch usable meanwhile.
  */
-static bool lead_wait(struct gr_fence *fence, uint64_t epoch, bool *ret_mine)
+static bool turn_wait(struct gr_fence *fence, uint64_t epoch, bool *ret_mine)
 {
         unsigned looks = 0;
 
         /* Many threads need a fence at the same moment, when a class runs out. On a lock each would wait for all. */
-        while (!(*ret_mine = lead_try(fence)) && looks < TURN_LOOKS) {
+        while (!(*ret_mine = turn_try(fence)) && looks < TURN_LOOKS) {
                 do
                         gr_lock_pause(++looks);
                 while (atomic_load_explicit(&fence->turn_taken, memory_order_relaxed) && looks < TURN_LOOKS);
@@ -502,11 +502,11 @@ int gr_fence_barrier_for(struct gr_fence *fence, uint64_t epoch)
         bool mine;
         int rc;
 
-        if (lead_wait(fence, epoch, &mine))
+        if (turn_wait(fence, epoch, &mine))
                 return 0;
         rc = barrier_for(fence, epoch);
         if (mine)
-                lead_end(fence);
+                turn_end(fence);
         return rc;
 }
 
@@ -514,14 +514,14 @@ void gr_fence_look_for(struct gr_fence *fence, uint64_t epoch)
 {
         bool mine;
 
-        if (lead_wait(fence, epoch, &mine))
+        if (turn_wait(fence, epoch, &mine))
                 return;
         if (!gr_fence_usable(fence, epoch)) {
                 gr_fence_close(fence);
                 gr_fence_poll(fence);
         }
         if (mine)
-                lead_end(fence);
+                turn_end(fence);
 }
 
 int gr_fence_wait_oldest(struct gr_fence *fence, uint64_t deadline_ns)

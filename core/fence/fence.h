@@ -232,8 +232,9 @@ int gr_fence_close(struct gr_fence *fence);
 void gr_fence_close_soon(struct gr_fence *fence);
 
 /*
- * Called before work that may not end, or that no fence may follow; cheap if there is nothing to close. waits: closes
- * an epoch also if only streams wait for others, so that its event tells when these waits are over.
+ * Closes the open epoch before the program submits work that may never end, or behind which no event can be recorded:
+ * an event that is recorded later would wait for that work. waits: also if nothing was freed, but a stream began to
+ * wait for others, so that the event shows when that wait is over. Cheap if there is nothing to close.
  */
 void gr_fence_close_before(struct gr_fence *fence, bool waits);
 

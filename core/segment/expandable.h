@@ -19,9 +19,9 @@
  * limit, at least a page, and a request opens no extent that is more than half as large as itself: such extents go back
  * instead, and smaller ones are mapped.
  *
- * Where a large request lacks less than a 16th of what is reserved, up to 32 MiB, so much is mapped at once, an extent
- * for each hole, unless an eighth of the card is reserved or the footprint would pass its bound (slack.h). What is not
- * needed yet is free for the requests to come, but an extent still goes back, or moves, only as a whole.
+ * A large request that lacks little maps more than it lacks: a 16th of what is reserved, at most 32 MiB, one extent for
+ * each hole; not once an eighth of the card is reserved, or where the footprint would pass its bound (slack.h). What is
+ * not needed yet is free for the requests to come, but an extent still goes back, or moves, only as a whole.
  *
  * The memory belongs to the process, not to the context: when the context ends, gr_expandable_close returns it.
  */

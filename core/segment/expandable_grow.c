@@ -220,8 +220,8 @@ static size_t widen(struct place *place, size_t bytes, uint64_t least_bytes)
 /*
  * The size of the extents for a large request, for which place_bytes are claimed; whole pages, or 0: one page. While a
  * stream is captured they are larger, so that a graph pins few of them; but not so large that the same request is
- * refused them later (fit.h), or that a small block keeps much. In graph segments a small block keeps its extent as long
- * as its graph, so that a large request gets no larger ones there. Lock not held.
+ * refused them later (fit.h), or that a small block keeps much. In graph segments a small block keeps its extent as
+ * long as its graph, so that a large request gets no larger ones there. Lock not held.
  */
 static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment *segment, uint64_t place_bytes)
 {
@@ -470,6 +470,7 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
                 struct gr_block **ret_block)
 {
         struct gr_split *split = context->split;
+        struct gr_block *block;
         struct growth growth;
         uint64_t come;
         int rc = claim(context, kind, bytes, least_bytes, &growth);
@@ -484,8 +485,11 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
         if (!growth.range->segment->in_graphs)
                 gr_split_surplus(split, (int64_t)come);
         if (rc == 0) {
-                *ret_block = gr_segments_carve(context, growth.range, bytes);
-                rc = *ret_block ? 0 : -ENOMEM;
+                block = gr_segments_carve(context, growth.range, bytes);
+                if (block)
+                        *ret_block = block;
+                else
+                        rc = -ENOMEM;
         } else {
                 gr_extent_settle(split, growth.range, GR_RANGE_FREE);
                 rc = growth.wider ? -EAGAIN : rc;

@@ -353,12 +353,12 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         struct gr_split *split = context->split;
         uint64_t segment_bytes = gr_round_up(bytes, GR_PAGE_BYTES), begin_ns;
         struct gr_segment *segment;
+        struct gr_block *block = take_behind_barrier(context, bytes);
         bool room;
         int rc;
 
-        *ret_block = take_behind_barrier(context, bytes);
-        if (*ret_block)
-                return 0;
+        if (block)
+                goto found;
         rc = gr_expandable_grow(context, gr_expandable_kind(false, gr_is_small(bytes)), range_bytes(bytes), ret_block);
         if (rc == -ENOSPC && context->core->config.pool == GR_POOL_AUTO && atomic_load(&split->expandable_refused)) {
                 if (!has_expandable(split))
@@ -366,9 +366,9 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
                 return -ENOTSUP;
         }
         if (rc == -ENOMEM) {
-                *ret_block = take_range(context, bytes, WORTH_OPENING);
-                if (*ret_block)
-                        return 0;
+                block = take_range(context, bytes, WORTH_OPENING);
+                if (block)
+                        goto found;
         }
         /* Any other error concerns mapped memory only: the driver's own allocation may still succeed. */
         if (!rc || rc == -ENOMEM || rc == -EDQUOT)
@@ -376,9 +376,9 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         room = gr_slack_make_room(context, bytes, segment_bytes);
         /* No room as free memory is not idle yet: a bad fit is better than more memory, unless there is excess. */
         if (!room && gr_budget_excess(context->device) == 0) {
-                *ret_block = gr_split_take(context, bytes, true);
-                if (*ret_block)
-                        return 0;
+                block = gr_split_take(context, bytes, true);
+                if (block)
+                        goto found;
         }
         begin_ns = context->core->driver->now_ns();
         rc = gr_segment_take(context, segment_bytes, &segment);
@@ -395,13 +395,19 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
                 return -ENOMEM;
         }
         gr_split_surplus(split, (int64_t)segment->bytes);
-        *ret_block = gr_segments_carve(context, segment->first, range_bytes(bytes));
+        block = gr_segments_carve(context, segment->first, range_bytes(bytes));
         gr_unlock(&split->lock);
-        rc = *ret_block ? 0 : -ENOMEM;
+        rc = block ? 0 : -ENOMEM;
+        if (block)
+                *ret_block = block;
 out:
         gr_budget_update_peak(context->device);
         gr_pressure_note(context);
         return rc;
+
+found:
+        *ret_block = block;
+        return 0;
 }
 
 /* Counts bytes as freed into the open epoch. True: that is so much that the epoch should be closed. */

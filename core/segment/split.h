@@ -57,6 +57,11 @@ struct gr_core;
 struct gr_range;
 struct gr_segment;
 
+/*
+ * Any thread may call the functions below. Unless they say otherwise, no lock of a context is held. Only grow and put
+ * may call the driver.
+ */
+
 /* The answer of gr_split_find. */
 struct gr_split_place {
         uint64_t base_ptr; /* of the range */
@@ -103,9 +108,9 @@ bool gr_split_waiting(struct gr_context *context);
 bool gr_split_would_help(struct gr_context *context, size_t bytes);
 
 /*
- * A block of a new segment, as gr_split_take. -EDQUOT, -ENOMEM, or the driver's error; -ENOTSUP: pool kind auto, and
- * the driver has no addresses for this expandable segment, so the bins serve in its place; they serve all requests from
- * now on if there is no other one. Calls the driver.
+ * A block of a new segment, as gr_split_take. -EDQUOT, -ENOMEM, or the driver's error, and *ret_block is untouched.
+ * -ENOTSUP, with pool kind auto only: the driver gave no addresses, and the caller uses the bins instead; they serve
+ * every later request, too, if the context has no expandable segment at all. Calls the driver.
  */
 int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 

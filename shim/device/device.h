@@ -1,6 +1,6 @@
 /* The devices' budgets. */
-#ifndef GR_HOOKS_DEVICE_H
-#define GR_HOOKS_DEVICE_H
+#ifndef GR_SHIM_DEVICE_H
+#define GR_SHIM_DEVICE_H
 
 #include "shim.h"
 

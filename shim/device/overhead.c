@@ -36,7 +36,7 @@
 #include "system/workers.h"
 
 /* By how much the charge may exceed the truth: the size of arrays is computed, and pages are shared. */
-#define SLACK_BYTES (UINT64_C(64) << 20)
+#define TOLERANCE_BYTES (UINT64_C(64) << 20)
 
 struct look {
         bool tried;
@@ -101,7 +101,7 @@ GR_HELD(lock) static bool measure(struct gr_device *device, struct look *look, u
         if (used > charged)
                 now = used - charged;
         /* Less than is charged: the figure is of a process in another namespace that has the same pid. */
-        if (used + managed + SLACK_BYTES < charged && last == GR_UNLIMITED)
+        if (used + managed + TOLERANCE_BYTES < charged && last == GR_UNLIMITED)
                 return false;
         *ret_bytes = now > look->before_bytes ? now : look->before_bytes;
         look->before_bytes = now;
@@ -124,8 +124,8 @@ GR_HELD(lock) static void count(struct gr_device *device, uint64_t bytes)
 
 /*
  * As gr_overhead_look, for executables: what it has grown by since the last measurement is theirs, as far as the card's
- * free memory fell while they were made. Where it has shrunk, as by an unloaded module, only the latter is known. Of two
- * threads that make executables at a time, one may miss what the other's took.
+ * free memory fell while they were made. Where it has shrunk, as by an unloaded module, only the latter is known. Of
+ * two threads that make executables at a time, one may miss what the other's took.
  */
 static void look_for_executables(struct gr_device *device)
 {

@@ -28,8 +28,8 @@ struct gr_piece {
 void gr_operations_use_device(int device);
 
 /*
- * Enters what has just been mapped at ptr, so that device can read and write it, and each other device that can reach
- * it, if the process has a context of that, now or later. gr_operations_disown ends this, after the memory was
+ * Notes memory that has just been mapped at ptr, and gives access to it: to device, and to every other device that can
+ * reach it and of which the process has a context, now or later. gr_operations_disown ends this, after the memory was
  * unmapped. handle: of the memory; 0: it cannot be exported. gr_mappings is held at both. On failure there is no entry,
  * and the caller unmaps the memory.
  */

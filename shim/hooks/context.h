@@ -29,8 +29,8 @@ struct gr_context *gr_context_known(CUcontext handle);
 struct gr_context *gr_context_visit(CUcontext handle);
 
 /*
- * As gr_context_current, where the runtime of this bit has served the thread since the context became current and no
- * device was chosen; else NULL.
+ * As gr_context_current, if the runtime has served the thread since the context became current, and no device was
+ * chosen since; else NULL. runtime: the bit in gr_thread.runtimes of one shared CUDA runtime.
  */
 static inline struct gr_context *gr_context_of_runtime(unsigned runtime)
 {
@@ -40,8 +40,8 @@ static inline struct gr_context *gr_context_of_runtime(unsigned runtime)
 }
 
 /*
- * Notes that the runtime of this bit has served the thread. gr_context_runtime_unsure: the thread has chosen a device,
- * so what was noted for it no longer counts.
+ * Notes that the runtime has served the thread (its bit, as above). gr_context_runtime_unsure: the thread has chosen a
+ * device, so what was noted for it no longer counts.
  */
 void gr_context_runtime_used(unsigned runtime);
 void gr_context_runtime_unsure(void);

@@ -12,9 +12,9 @@
  * errno is kept. bytes: from 1 to GR_BLOCK_MAX_BYTES. -ENOENT from a free: not a block of the pool. Where the free
  * fails, the block is unchanged.
  *
- * The inline functions are the fast path; the slow path is in memory.c, and goes on from what the fast path has done:
- * ptr is what gr_arena_alloc returned; 0 where that is nothing, or it was not called as a capture is open. freed is of
- * gr_pool_free_fast; zero bytes where it was not called as there is a trace. (An allocation does not go through
+ * The inline functions are the fast path; the slow path is in memory.c, and gets its result. ptr: the address that
+ * gr_arena_alloc returned, or 0 if it found nothing or was skipped because a capture is open. freed: what
+ * gr_pool_free_fast set, or all zero if it was skipped because there is a trace. (An allocation does not go through
  * gr_pool_alloc: the slow path here has steps of its own before that of the pool.)
  */
 int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
