@@ -178,6 +178,7 @@ static void keeps_nothing(void)
                 if (cuMemCreate(&handle, (size_t)1 << 40, &prop, 0) != CUDA_ERROR_OUT_OF_MEMORY)
                         printf("a TiB is not refused\n");
         }
+        printf("2^63 bytes: %d\n", cuMemCreate(&handle, (size_t)1 << 63, &prop, 0));
         printf("the heap keeps something of it: %d\n", mallinfo2().uordblks >= before + MANY * LEAST_BYTES);
 }
 
