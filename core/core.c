@@ -167,7 +167,7 @@ static bool close_before(struct gr_context *context, void *arg)
 void gr_core_will_wait(struct gr_core *core)
 {
         atomic_store(&core->waits_for_others, true);
-        while (atomic_load(&core->barriers_begun) > 0) /* also where another thread waits for them */
+        while (atomic_load(&core->barriers_being_laid) > 0) /* also where another thread waits for them */
                 core->driver->sleep_ns(VISIT_LOOK_NS);
         gr_context_each(core, -1, close_before, NULL);
 }

@@ -126,7 +126,7 @@ struct gr_core {
 
         _Atomic bool memory_is_short; /* or may be soon: proactive reclaim has something to look at */
         /* Barriers being laid by threads that may not have seen waits_for_others: gr_core_will_wait waits for them. */
-        _Atomic unsigned barriers_begun;
+        _Atomic unsigned barriers_being_laid;
         /* How often a stream got work that waits for others: counted before the driver gets it, and after. */
         _Atomic uint64_t waits_begun, waits_given;
         struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */

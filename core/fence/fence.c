@@ -415,8 +415,8 @@ bool gr_fence_barrier_is_safe(struct gr_fence *fence)
                gr_fence_stuck_ns(fence) < STUCK_NS;
 }
 
-/* Fence lock and gate held. */
-static int wait_for_epoch(struct gr_fence *fence, const struct gr_epoch *epoch)
+/* Makes all later work of the context wait for the event of epoch. Fence lock and gate held. */
+static int lay_barrier(struct gr_fence *fence, const struct gr_epoch *epoch)
 {
         struct gr_core *core = fence->core;
         int rc = 0;
@@ -424,14 +424,14 @@ static int wait_for_epoch(struct gr_fence *fence, const struct gr_epoch *epoch)
         gr_assert_locked(&fence->lock);
         gr_assert_gate_entered(&fence->core->gate);
         /* Read again: a stream that began to wait for others meanwhile must not come before this barrier. */
-        atomic_fetch_add(&core->barriers_begun, 1);
+        atomic_fetch_add(&core->barriers_being_laid, 1);
         if (atomic_load(&core->waits_for_others) && core->config.reuse != GR_REUSE_BARRIER)
                 rc = -EBUSY;
         for (unsigned i = 0; i < fence->accessor_count && !rc; i++)
                 for (unsigned j = 0; j < epoch->event_count && !rc; j++)
                         if (epoch->events[j].context)
                                 rc = core->driver->context_wait(fence->accessors[i]->handle, epoch->events[j].handle);
-        atomic_fetch_sub(&core->barriers_begun, 1);
+        atomic_fetch_sub(&core->barriers_being_laid, 1);
         return rc;
 }
 
@@ -458,7 +458,7 @@ static int barrier_for(struct gr_fence *fence, uint64_t epoch)
 
                 if (gr_fence_usable(fence, newest->number))
                         goto out;
-                rc = wait_for_epoch(fence, newest);
+                rc = lay_barrier(fence, newest);
                 if (rc) {
                         rc = gr_fence_failed(fence, rc);
                         goto out;
