@@ -23,6 +23,12 @@ struct gr_gate {
 void gr_gate_init(struct gr_gate *gate);
 void gr_gate_destroy(struct gr_gate *gate);
 
+/* Whether a capture is open, or about to begin. May change at once, but for callers inside the gate. */
+static inline bool gr_gate_is_open(struct gr_gate *gate)
+{
+        return atomic_load(&gate->captures) > 0;
+}
+
 /* Holds new captures off until gr_gate_leave, for a record, wait or sync. False: one is open, and nothing is held. */
 bool gr_gate_enter(struct gr_gate *gate);
 void gr_gate_leave(struct gr_gate *gate);

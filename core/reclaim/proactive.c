@@ -79,7 +79,7 @@ void gr_proactive_run(struct gr_context *context)
         struct gr_pressure pressure = gr_pressure_nearest(context->device);
         uint64_t live = gr_budget_live(context->device), now_ns, freed, end_ns;
 
-        if (atomic_load(&core->gate.captures) > 0 || gr_reclaimable_inside() || atomic_exchange(&proactive->busy, true))
+        if (gr_gate_is_open(&core->gate) || gr_reclaimable_inside() || atomic_exchange(&proactive->busy, true))
                 return;
         now_ns = core->driver->now_ns();
         if (gr_pressure_of(pressure, 0) < GR_PRESSURE_BEGIN) {

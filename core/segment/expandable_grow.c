@@ -235,7 +235,7 @@ static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment
                 most = gr_max(charged / EXTENT_MOST_SHARE, EXTENT_BOUND_BYTES);
                 most = gr_max(most, segment->graph ? 0 : gr_min(place_bytes / REQUEST_MOST_SHARE, REQUEST_MOST_BYTES));
         }
-        if (!segment->graph && atomic_load(&context->core->gate.captures) > 0) {
+        if (!segment->graph && gr_gate_is_open(&context->core->gate)) {
                 bytes = gr_max(bytes, place_bytes / CAPTURED_SHARE);
                 most = gr_max(most, gr_max(total / SMALL_MOST_SHARE, EXTENT_BOUND_BYTES));
         }

@@ -107,7 +107,7 @@ CUstreamCaptureMode gr_operations_capture_mode(void)
 
 bool gr_operations_allow_in_captures(CUstreamCaptureMode *ret_mode)
 {
-        bool open = atomic_load_explicit(&gr_core.gate.captures, memory_order_relaxed) > 0;
+        bool open = gr_gate_is_open(&gr_core.gate);
 
         if (!open || gr_core.config.pool == GR_POOL_NONE)
                 return false;

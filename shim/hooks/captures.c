@@ -35,7 +35,7 @@ bool gr_capture_on(CUstream stream, bool null_is_own)
 
         if (!stream && null_is_own)
                 stream = CU_STREAM_PER_THREAD;
-        return atomic_load(&gr_core.gate.captures) > 0 && gr_real.cuStreamIsCapturing &&
+        return gr_captures_are_open() && gr_real.cuStreamIsCapturing &&
                (gr_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
                 status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
@@ -44,7 +44,7 @@ uint64_t gr_capture_number(const void *stream, CUcontext current)
 {
         uint64_t number = 0;
 
-        if (atomic_load(&gr_core.gate.captures) == 0)
+        if (!gr_captures_are_open())
                 return 0;
         gr_lock(&capturing_lock);
         for (unsigned i = 0; i < capturing_count && !number; i++)
@@ -101,7 +101,7 @@ const void *gr_capture_own_stream(void)
 
 void gr_captures_drop_context(CUcontext context)
 {
-        if (atomic_load(&gr_core.gate.captures) > 0)
+        if (gr_captures_are_open())
                 gr_capture_over(0, context);
 }
 

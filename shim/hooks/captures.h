@@ -105,7 +105,7 @@ bool gr_captures_refuse(void);
 /* Whether a capture is open, so that gr_captures_hold must be called. */
 static inline bool gr_captures_are_open(void)
 {
-        return __builtin_expect(atomic_load_explicit(&gr_core.gate.captures, memory_order_relaxed) > 0, 0);
+        return __builtin_expect(gr_gate_is_open(&gr_core.gate), 0);
 }
 
 /*

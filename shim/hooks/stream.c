@@ -176,7 +176,7 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_th
                 return CUDA_ERROR_NOT_FOUND;
         GR_NO_CANCEL; /* a capture that is over must leave the list */
         own = gr_capture_identity(stream, null_is_per_thread) == gr_capture_own_stream();
-        if (own && gr_shim_ready() && atomic_load(&gr_core.gate.captures) > 0)
+        if (own && gr_shim_ready() && gr_captures_are_open())
                 gr_real.cuCtxGetCurrent(&current);
         /* Without a current context there is no per-thread stream that could be meant, and the driver ends nothing. */
         number = own && !current ? 0 : gr_capture_number(gr_capture_identity(stream, null_is_per_thread), current);
@@ -304,7 +304,7 @@ static bool will_wait(void)
 
         if (!gr_shim_ready())
                 return false;
-        if (atomic_load(&gr_core.gate.captures) > 0)
+        if (gr_captures_are_open())
                 atomic_store(&graphs_wait, true);
         gr_core_stream_will_wait(&gr_core);
         return true;

@@ -167,7 +167,7 @@ static void enter_and_warm(struct gr_context *context, CUcontext handle)
 {
         CUstreamCaptureMode mode;
 
-        if (atomic_load(&context->core->gate.captures) > 0 || gr_real.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS)
+        if (gr_gate_is_open(&context->core->gate) || gr_real.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS)
                 return;
         mode = gr_operations_relax_captures();
         warm(context);
@@ -198,7 +198,7 @@ static void dirty(uint64_t ptr, size_t bytes)
         int saved_errno = errno;
         CUstreamCaptureMode mode;
 
-        if (atomic_load(&gr_core.gate.captures) == 0) {
+        if (!gr_gate_is_open(&gr_core.gate)) {
                 mode = gr_operations_relax_captures();
                 fill(&ptr, &bytes, 1);
                 gr_operations_restore_captures(mode);
