@@ -8,16 +8,12 @@
  * In an expandable segment ranges may also be holes. Memory is mapped in extents, one handle of the driver each, which
  * cannot be unmapped in part: an extent goes back only when no byte of it is in use and the last work that may use it
  * has passed. Mapping one costs as much as an allocation of the driver, whatever its size (docs/measurements.md,
- * mapping-cost), and neither waits for running kernels nor delays launches. So an extent is as large as
- *
- *   min(max(reserved / 96, request / 8), max(reserved / 256, 6 MiB))
- *
- * in whole pages: at least one, and no more than the hole or 256 MiB.
+ * mapping-cost), and neither waits for running kernels nor delays launches. So an extent grows with its request and
+ * with what is reserved (expandable_grow.c has the formula), in whole pages: at least one, and no more than the hole.
  *
  * A little that is used in each of many large extents keeps all their memory from a large request. So once an eighth of
- * the card or the limit is reserved, an extent is an eighth of its request, but no more than a 512th of the card or
- * limit, at least a page, and a request opens no extent that is more than half as large as itself: such extents go back
- * instead, and smaller ones are mapped.
+ * the card or the limit is reserved, extents stay small, and a request opens no extent that is more than half as large
+ * as itself: such extents go back instead, and smaller ones are mapped.
  *
  * A large request that lacks little maps more than it lacks: a 16th of what is reserved, at most 32 MiB, one extent for
  * each hole; not once an eighth of the card is reserved, or where the footprint would pass its bound (slack.h). What is

@@ -56,7 +56,7 @@ static struct executables {
         _Atomic bool based; /* last_bytes is of a measurement */
         /* By how much the card's free memory fell while executables were made, since that, beside what is charged. */
         _Atomic uint64_t fallen_bytes;
-        _Atomic uint64_t paid_ns; /* the time until then is spent */
+        _Atomic uint64_t paid_ns; /* the time until then is spent, also where NVML had no answer */
 } executables[GR_DEVICES_MAX];
 
 /* Around instantiations NVML is asked for a hundredth of the time at most: after t not until 100 t are over. */
@@ -209,7 +209,7 @@ uint64_t gr_overhead_before(struct gr_context *context)
                         atomic_store(&nvml_wanted, gr_worker_call(find_nvml, NULL));
                 return 0;
         }
-        if (!atomic_load(&of->based) || gr_driver.now_ns() >= atomic_load(&of->paid_ns))
+        if (gr_driver.now_ns() >= atomic_load(&of->paid_ns))
                 look_for_executables(context->device);
         return atomic_load(&of->based) ? free_and_charged(context) : 0;
 }
@@ -231,5 +231,6 @@ void gr_overhead_context_ended(struct gr_device *device)
                 atomic_store(&device->executable_bytes, 0);
         atomic_store(&executables[device->ordinal].fallen_bytes, 0);
         atomic_store(&executables[device->ordinal].based, false);
+        atomic_store(&executables[device->ordinal].paid_ns, 0);
         gr_unlock(&lock);
 }

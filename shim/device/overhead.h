@@ -23,9 +23,8 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns);
 
 /*
  * Called before and after the driver makes a graph executable: what driver overhead has grown by in between is added to
- * device->executable_bytes, some time later, at the latest when the overhead is measured. before returns the card's
- * free memory, which made takes, or 0: it is not known, and made is not to be called. For callers as of
- * gr_overhead_look.
+ * device->executable_bytes, some time later, at the latest when the overhead is measured. before returns a figure to
+ * pass to made; 0: it is not known, and made is not to be called. For callers as of gr_overhead_look.
  */
 uint64_t gr_overhead_before(struct gr_context *context);
 void gr_overhead_made(struct gr_context *context, uint64_t before_bytes);

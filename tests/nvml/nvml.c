@@ -2,8 +2,8 @@
  * A stand-in for NVIDIA's management library over the simulated device of the same process. GRNVML says what it hides:
  * "hidden" lists no process, as in another pid namespace; "stranger" lists a small one of another with our number;
  * "more" lists us with what a module takes besides; "nameless" tells no card's UUID; "short" tells too short a one; "far"
- * numbers the cards from 64 on; "slow" takes 20 ms to list processes. Built as GRNVML_OLD it is as it was before the second form of the figures of memory, and
- * before indices.
+ * numbers the cards from 64 on; "slow" takes 20 ms to list processes, and "hidden,slow" to list none. Built as
+ * GRNVML_OLD it is as it was before the second form of the figures of memory, and before indices.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -55,6 +55,14 @@ EXPORT int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret);
 EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret);
 #endif
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *ret);
+EXPORT unsigned grNvmlListed(void); /* how often the processes were asked for */
+
+static _Atomic unsigned times_listed;
+
+unsigned grNvmlListed(void)
+{
+        return times_listed;
+}
 
 static const char *mode(void)
 {
@@ -228,10 +236,11 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret)
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *ret)
 {
         enum { OTHERS = 100 };
-        unsigned room = *count, listed = strcmp(mode(), "hidden") == 0 ? 0 : OTHERS + 1;
+        unsigned room = *count, listed = strncmp(mode(), "hidden", 6) == 0 ? 0 : OTHERS + 1;
         unsigned long long more = strcmp(mode(), "more") == 0 ? MORE_BYTES : 0;
 
-        if (strcmp(mode(), "slow") == 0)
+        times_listed++;
+        if (strstr(mode(), "slow"))
                 usleep(20000);
         *count = listed;
         if (room < listed)
