@@ -20,6 +20,7 @@
 #include "segment/split_state.h"
 
 #define BUSY_PAUSE_NS UINT64_C(20000)
+#define RANGES_LOOK   64 /* most ranges that a request passes, as other threads wait for the lock */
 
 static bool is_busy(const struct gr_segment *segment)
 {
@@ -118,6 +119,27 @@ static void recount_all(struct gr_context *context, bool in_graphs, bool fenced)
         }
 }
 
+/* Whether nothing is mapped behind it in its segment. */
+static bool is_last(const struct gr_range *range)
+{
+        return !range->after || range->after == range->segment->end;
+}
+
+/* The best fit; the last range of a segment only where nothing else serves (docs/measurements.md, graph-moves). */
+static struct gr_range *best(const struct gr_free_lists *lists, size_t bytes, uint64_t usable_epoch)
+{
+        struct gr_range *first = gr_range_best(lists, bytes, usable_epoch, UINT64_MAX), *range = first;
+        unsigned looked_at = 0;
+
+        if (!first || !is_last(first))
+                return first;
+        while ((range = gr_range_next(lists, range)) && ++looked_at <= RANGES_LOOK)
+                if (!is_last(range) && range->block.capacity_bytes >= bytes &&
+                    gr_range_may_serve(range, usable_epoch, UINT64_MAX))
+                        return range;
+        return first;
+}
+
 struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes)
 {
         struct gr_split *split = context->split;
@@ -131,7 +153,7 @@ struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes
         wait_for_busy(context, true);
         recount_all(context, true, false);
         gr_segments_free_usable(context);
-        range = gr_range_best(lists, bytes, gr_fence_usable_epoch(context->fence), UINT64_MAX);
+        range = best(lists, bytes, gr_fence_usable_epoch(context->fence));
         if (range) {
                 gr_range_leave(split, range);
                 block = gr_segments_carve(context, range, bytes);

@@ -14,7 +14,7 @@
 #include "gpureclaim.h"
 #include "gputest.h"
 
-enum { SIZES = 64, STEPS = 4, EAGER = 8, ROUNDS = 2 };
+enum { SIZES = 64, STEPS = 4, EAGER = 8, ROUNDS = 2, BATCHES = 128 };
 enum order { ASCENDING, DESCENDING, SHUFFLED, ORDERS };
 enum use { FREED_INSIDE, FREED_AFTER, FORKED, USES };
 
@@ -143,12 +143,12 @@ static unsigned wrong_words(int n)
         return wrong;
 }
 
-/* 1 to size_count. */
-static void make_order(enum order order, int *ns)
+/* 1 to count. */
+static void make_order(enum order order, int *ns, int count)
 {
-        for (int i = 0; i < size_count; i++)
-                ns[i] = order == DESCENDING ? size_count - i : i + 1;
-        for (int i = size_count - 1; order == SHUFFLED && i > 0; i--) {
+        for (int i = 0; i < count; i++)
+                ns[i] = order == DESCENDING ? count - i : i + 1;
+        for (int i = count - 1; order == SHUFFLED && i > 0; i--) {
                 int k = (int)(gt_random(&seed) % (uint64_t)(i + 1)), n = ns[i];
 
                 ns[i] = ns[k];
@@ -168,7 +168,7 @@ static void check_order(enum use use, enum order order, uint64_t largest_bytes, 
         int ns[SIZES];
         char name[160];
 
-        make_order(order, ns);
+        make_order(order, ns, size_count);
         for (int i = 0; i < size_count; i++)
                 capture(ns[i], use);
         all = status().reserved_bytes - before;
@@ -176,7 +176,7 @@ static void check_order(enum use use, enum order order, uint64_t largest_bytes, 
                  order_names[order], size_count, mib(all), mib(largest_bytes));
         row((all <= largest_bytes + largest_bytes / 20 + 6 * MIB) == !is_private, name);
         for (int round = 0; round < ROUNDS; round++) {
-                make_order(SHUFFLED, ns);
+                make_order(SHUFFLED, ns, size_count);
                 for (int i = 0; i < size_count; i++)
                         wrong += wrong_words(ns[i]);
                 reclaim(); /* what graphs use must stay */
@@ -195,6 +195,69 @@ static void check_order(enum use use, enum order order, uint64_t largest_bytes, 
         snprintf(name, sizeof name, "%s, %s: all but %.0f MiB goes back, %.0f MiB of graphs", use_names[use],
                  order_names[order], mib(status().reserved_bytes) - mib(before), mib(status().graph_bytes));
         row(status().reserved_bytes <= before + 4 * MIB && status().graph_bytes == 0, name);
+}
+
+/* The tensors of a layer of a transformer. 3: one of 3 units. -1: the first one is freed. 0: the layer's input is. */
+static const int layer[] = {3, 3,   -1, 1,   1, 1,   1, -3, 1,   2, -6, -7,  -4, 2,   -8, 1,   -9,  -5, -2,
+                            1, -10, 1,  -11, 1, -12, 0, 1,  -13, 4, 4,  -15, 1,  -16, 1,  -17, -14, 1,  -18};
+
+/* Two layers for a batch of n, without any work: only what memory they take is of interest. */
+static CUgraph capture_layers(int n)
+{
+        CUdeviceptr input, tensors[sizeof layer / sizeof layer[0]];
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemAlloc(&input, (size_t)n * MIB));
+        for (int round = 0; round < 2; round++) {
+                int count = 0;
+
+                for (size_t i = 0; i < sizeof layer / sizeof layer[0]; i++) {
+                        if (layer[i] > 0)
+                                GR_MUST(cuMemAlloc(&tensors[count++], (size_t)(layer[i] * n) * MIB));
+                        else
+                                GR_MUST(cuMemFree(layer[i] ? tensors[-layer[i] - 1] : input));
+                }
+                input = tensors[count - 1];
+        }
+        GR_MUST(cuMemFree(input));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        return graph;
+}
+
+/* Captures batches of 1 to count in some order, or count alone; returns what they hold together. */
+static uint64_t hold_layers(enum order order, int count, bool alone)
+{
+        CUgraph graphs[BATCHES];
+        uint64_t before, bytes;
+        int ns[BATCHES];
+
+        reclaim();
+        before = status().reserved_bytes;
+        make_order(order, ns, count);
+        for (int i = 0; i < count; i++)
+                graphs[i] = alone && ns[i] < count ? NULL : capture_layers(ns[i]);
+        bytes = status().reserved_bytes - before;
+        for (int i = 0; i < count; i++)
+                if (graphs[i])
+                        GR_MUST(cuGraphDestroy(graphs[i]));
+        for (int i = 0; i < 100 && status().graph_bytes > 0; i++)
+                gt_sleep_us(10000);
+        return bytes;
+}
+
+/* The same program with other sizes: the largest one alone says how much they need. */
+static void check_layers(void)
+{
+        uint64_t largest_bytes = hold_layers(ASCENDING, BATCHES, true), bytes;
+        char name[160];
+
+        for (enum order order = 0; order < ORDERS; order++) {
+                bytes = hold_layers(order, BATCHES, false);
+                snprintf(name, sizeof name, "layers, %s: %d batches take %.0f MiB, the largest alone %.0f MiB",
+                         order_names[order], BATCHES, mib(bytes), mib(largest_bytes));
+                row(bytes <= largest_bytes + largest_bytes / 20, name);
+        }
 }
 
 static CUdeviceptr part_of(CUgraph graph, __typeof__(cuStreamBeginCaptureToGraph) *begin)
@@ -283,6 +346,7 @@ int main(int argc, char **argv)
         }
         check_parts(is_private);
         if (!is_private) {
+                check_layers();
                 check_by_hand(false);
                 check_by_hand(true);
         }
