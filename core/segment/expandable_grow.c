@@ -30,7 +30,7 @@
  *   usual:                              max((reserved + request) / 96, request / 8)
  *                                       at most max(reserved / 256, min(request / 32, 32 MiB), 6 MiB)
  *   extents stay small:                 request / 8, at most total / 512
- *   while a stream is captured, also:   request / 2, at most max(total / 512, 6 MiB), in graph segments at most 32 MiB
+ *   while a stream is captured, also:   request / 2, at most max(total / 512, 6 MiB), in graph segments 6 MiB
  *   always:                             at most 256 MiB: to return more would keep the driver busy too long
  */
 #define EXTENT_SHARE       96
@@ -236,10 +236,9 @@ static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment
                 most = gr_max(most, gr_min(place_bytes / REQUEST_MOST_SHARE, REQUEST_MOST_BYTES));
         }
         if (segment->graph || gr_gate_is_open(&context->core->gate)) {
-                uint64_t bound = gr_max(total / SMALL_MOST_SHARE, EXTENT_BOUND_BYTES);
-
                 bytes = gr_max(bytes, place_bytes / CAPTURED_SHARE);
-                most = gr_max(most, segment->graph ? gr_min(bound, REQUEST_MOST_BYTES) : bound);
+                most = gr_max(most, segment->graph ? 0 : total / SMALL_MOST_SHARE);
+                most = gr_max(most, EXTENT_BOUND_BYTES);
         }
         return gr_page_down(gr_min(gr_min(bytes, most), EXTENT_MOST_BYTES));
 }
@@ -504,7 +503,7 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
 int gr_expandable_grow(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes,
                        struct gr_block **ret_block)
 {
-        int rc = grow(context, kind, bytes, least_to_map(context, bytes), ret_block);
+        int rc = grow(context, kind, bytes, gr_is_graph_kind(kind) ? 0 : least_to_map(context, bytes), ret_block);
         bool little = bytes <= atomic_load(&context->device->reserved_bytes) / EXTRA_ROOM_SHARE;
 
         /* Where a large request fails for lack of memory, there may still be enough for a little more. */

@@ -12,7 +12,7 @@
  * frees becomes whole again at its end. So the next capture of the same program is laid out like the one before it in
  * fresh addresses, and all of them take what the largest takes alone, whatever the order of their sizes. Where no free
  * range serves, the segment grows. Memory that lives on between captures makes it grow further. Where it would grow to
- * a sixth (at least 16 MiB) more than was used at a time since graphs first used it, or memory is short, the memory of
+ * a third (at least 16 MiB) more than was used at a time since graphs first used it, or memory is short, the memory of
  * free pages gets a second address instead (remap.h), and keeps the old one, which graphs have recorded, until the last
  * graph has gone. Old addresses are in the way of large requests, so that is not done earlier (docs/measurements.md,
  * graph-moves).

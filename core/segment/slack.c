@@ -22,7 +22,7 @@
  * How much may be mapped for graphs above the most that they used at a time, before memory moves: this share of it, and
  * at least so much.
  */
-#define GRAPH_SHARE       6
+#define GRAPH_SHARE       3
 #define GRAPH_LEAST_BYTES (UINT64_C(16) << 20)
 #define CREDIT_MOST_NS    UINT64_C(4000000) /* what can be saved up for better fits */
 #define CREDIT_SHARE      32                /* 1/32 of all time may be spent on better fits */

@@ -57,7 +57,15 @@ static struct executables {
         /* By how much the card's free memory fell while executables were made, since that, beside what is charged. */
         _Atomic uint64_t fallen_bytes;
         _Atomic uint64_t paid_ns; /* the time until then is spent, also where NVML had no answer */
+        /* After the last one: the card's free memory, with what was charged; and when that was. 0: not known. */
+        _Atomic uint64_t seen_bytes, seen_ns;
 } executables[GR_DEVICES_MAX];
+
+/*
+ * What was seen after one instantiation also holds before the next one, if that comes so soon. What else the driver
+ * takes meanwhile would be counted as the executable's; code is best loaded before a capture.
+ */
+#define SEEN_NS UINT64_C(5000000)
 
 /* Around instantiations NVML is asked for a hundredth of the time at most: after t not until 100 t are over. */
 #define SHARE 100
@@ -193,16 +201,20 @@ static void find_nvml(void *arg)
 /* The card's free memory, with what the process has of it by its own charge. 0: not known. */
 static uint64_t free_and_charged(struct gr_context *context)
 {
-        uint64_t free_bytes, total_bytes;
+        struct executables *of = &executables[context->device->ordinal];
+        uint64_t free_bytes, total_bytes, bytes = 0;
 
-        if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) != 0)
-                return 0;
-        return free_bytes + atomic_load(&context->device->reserved_bytes);
+        if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0)
+                bytes = free_bytes + atomic_load(&context->device->reserved_bytes);
+        atomic_store(&of->seen_bytes, bytes);
+        atomic_store(&of->seen_ns, gr_driver.now_ns());
+        return bytes;
 }
 
 uint64_t gr_overhead_before(struct gr_context *context)
 {
         struct executables *of = &executables[context->device->ordinal];
+        uint64_t bytes;
 
         if (!gr_nvml_is_sought()) { /* its loading may wait for a thread that waits for this one */
                 if (!atomic_exchange(&nvml_wanted, true))
@@ -211,7 +223,11 @@ uint64_t gr_overhead_before(struct gr_context *context)
         }
         if (gr_driver.now_ns() >= atomic_load(&of->paid_ns))
                 look_for_executables(context->device);
-        return atomic_load(&of->based) ? free_and_charged(context) : 0;
+        if (!atomic_load(&of->based))
+                return 0;
+        bytes = atomic_load(&of->seen_bytes);
+        return bytes > 0 && gr_driver.now_ns() < atomic_load(&of->seen_ns) + SEEN_NS ? bytes
+                                                                                     : free_and_charged(context);
 }
 
 void gr_overhead_made(struct gr_context *context, uint64_t before_bytes)
@@ -232,5 +248,6 @@ void gr_overhead_context_ended(struct gr_device *device)
         atomic_store(&executables[device->ordinal].fallen_bytes, 0);
         atomic_store(&executables[device->ordinal].based, false);
         atomic_store(&executables[device->ordinal].paid_ns, 0);
+        atomic_store(&executables[device->ordinal].seen_bytes, 0);
         gr_unlock(&lock);
 }

@@ -405,6 +405,7 @@ GRAPHS = {
     "PyTorch, expandable, shared": "PyTorch's expandable segments, one pool for all",
     f"{DEFAULT_POOL}, private": "gpureclaim, `GPURECLAIM_GRAPH_ARENA=private`",
     f"{DEFAULT_POOL}, shared": "gpureclaim, `GPURECLAIM_GRAPH_ARENA=shared`",
+    f"{DEFAULT_POOL}, shared, one pool": "the same, and one pool of PyTorch's for all",
     "PyTorch, preloaded, shared": "PyTorch's own cache, one pool for all, with the library loaded",
 }
 GRAPH_MODELS = ("toy", "transformer")

@@ -179,7 +179,7 @@ static void test_other_context(void)
 }
 
 /*
- * Where a request fits no free range, and a sixth more is mapped than graphs used, free pages get a second address.
+ * Where a request fits no free range, and a third more is mapped than graphs used, free pages get a second address.
  * Makes that so for half of *ret_moved. The memory of *ret_kept lies between it and the old address, which is returned.
  */
 static uint64_t take_moved(uint64_t *ret_kept, uint64_t *ret_moved)
@@ -224,7 +224,7 @@ static void test_second_address(void)
 }
 
 /*
- * Before memory moves the segment grows by 16 MiB, or by a sixth of the most that was ever used at a time, as old
+ * Before memory moves the segment grows by 16 MiB, or by a third of the most that was ever used at a time, as old
  * addresses are in the way of later requests. Where there is no more memory, what is free moves at once.
  */
 static void test_grows_first(void)
@@ -239,7 +239,7 @@ static void test_grows_first(void)
                 {.freed = 18, .kept = 8, .wanted = 20, .moved = 18, .reserved = 28},
                 {.freed = 100, .kept = 200, .freed_too = 60, .wanted = 110, .reserved = 410},
                 {.freed = 30, .kept = 200, .freed_too = 60, .wanted = 110, .reserved = 340},
-                {.freed = 100, .kept = 200, .freed_too = 60, .wanted = 122, .moved = 60, .reserved = 362},
+                {.freed = 200, .kept = 60, .freed_too = 60, .wanted = 204, .moved = 144, .reserved = 320},
                 {.freed = 8, .kept = 8, .wanted = 12, .limit = 27, .moved = 8, .reserved = 20},
                 {.freed = 8, .kept = 8, .wanted = 12, .refused = true, .moved = 8, .reserved = 20},
         };
