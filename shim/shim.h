@@ -40,8 +40,7 @@ CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *locat
 CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type);
 #endif
 
-#define GR_EXPORT   __attribute__((visibility("default")))
-#define GR_HOT_DATA __attribute__((section("gr_hot"))) /* read by each call: together in one cache line */
+#define GR_EXPORT __attribute__((visibility("default")))
 
 /* Declared in cudaGL.h and cudaVDPAU.h, which need headers of OpenGL and VDPAU. */
 CUresult CUDAAPI cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev);

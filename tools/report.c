@@ -236,6 +236,17 @@ static void write_report(const struct report *report)
         gr_json_end(&json);
 }
 
+static void write_csv(const struct gr_trace *trace)
+{
+        printf("Thread,Time,Action,Pointer,Size,Stream\n");
+        for (size_t i = 0; i < trace->count; i++) {
+                const struct gr_trace_op *op = &trace->ops[i];
+
+                printf("%" PRIu64 ",%" PRIu64 ",%s,0x%" PRIx64 ",%" PRIu64 ",0x0\n", trace->thread_ids[op->thread],
+                       op->time_ns, op->is_free ? "free" : "allocate", op->ptr, op->bytes);
+        }
+}
+
 int command_report(const struct arguments *arguments)
 {
         struct report report = {0};
@@ -243,23 +254,28 @@ int command_report(const struct arguments *arguments)
         size_t line = 0;
         int rc;
 
-        if (arguments->count != 1) {
-                complain("report takes one FILE; see gpureclaim help report");
+        if (arguments->count != 1 || (flag_value(arguments, "csv") && flag_value(arguments, "json"))) {
+                complain("report takes one FILE, and one of --csv and --json; see gpureclaim help report");
                 return STATUS_USAGE;
         }
         rc = gr_trace_read(path, &report.trace, &line);
-        if (!rc)
+        if (!rc && !flag_value(arguments, "csv"))
                 rc = examine(&report);
         if (rc == -EINVAL && line > 0)
                 complain("%s: line %zu: not a trace of allocations", path, line);
+        else if (rc == -EPROTONOSUPPORT)
+                complain("%s: a trace of another version of gpureclaim; this one reads version %d", path,
+                         GR_TRACE_VERSION);
         else if (rc)
                 complain("%s: %s", path, strerror(-rc));
+        else if (flag_value(arguments, "csv"))
+                write_csv(&report.trace);
         else if (flag_value(arguments, "json"))
                 write_report(&report);
         else
                 print_report(path, &report);
         free(report.peak.groups);
         free(report.end.groups);
-        free(report.trace.ops);
+        gr_trace_free(&report.trace);
         return rc ? EXIT_FAILURE : EXIT_SUCCESS;
 }

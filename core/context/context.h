@@ -19,6 +19,7 @@
 #include "base/lock.h"
 #include "base/options.h"
 #include "base/shard.h"
+#include "base/trace_file.h"
 #include "context/capture_gate.h"
 
 #define GR_DEVICES_MAX 64
@@ -161,6 +162,7 @@ _Static_assert(offsetof(struct gr_core, streams_overlap) < GR_LINE_BYTES, "a fre
 static inline void gr_count(struct gr_core *core, enum gr_counter counter, uint64_t n)
 {
         atomic_fetch_add_explicit(&core->counters.counts[counter], n, memory_order_relaxed);
+        gr_trace_add(GR_ENTRY_COUNTER, GR_ENTRY_NO_DEVICE, counter, 0, n);
 }
 
 /* Below, no lock of core/ is held unless a comment says otherwise. */

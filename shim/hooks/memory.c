@@ -47,17 +47,19 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, u
         bool captures = gr_captures_are_open(), in_hold = false;
 
         assert(context && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && rc <= 0);
-        if (!ptr && !rc && captures)
+        if (rc)
+                return rc;
+        gr_trace_begin_alloc();
+        if (!ptr && captures)
                 in_hold = gr_captures_alloc_in_hold(context, bytes, &ptr);
-        if (!ptr && !rc) /* while a capture is open the fast path was left out */
+        if (!ptr) /* while a capture is open the fast path was left out */
                 rc = captures ? gr_pool_alloc(context, bytes, &ptr) : gr_pool_alloc_slow(context, bytes, &ptr);
         if (rc == 0) {
                 *ret_ptr = ptr;
                 if (captures && !in_hold)
                         gr_captures_hold(ptr);
-                if (gr_trace_is_on())
-                        gr_trace_alloc(ptr, bytes);
         }
+        gr_trace_end_alloc(context, ptr, bytes, rc);
         return rc;
 }
 
@@ -145,6 +147,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
         if (key.pitch_bytes) {
                 rc = gr_memory_alloc(context, key.pitch_bytes * height, dptr);
         } else {
+                gr_trace_begin_alloc();
                 rc = gr_pool_alloc_by(context, ((width_bytes + 511) & ~(size_t)511) * height, alloc_pitched, &request,
                                       &ptr);
                 if (rc == 0) {
@@ -153,9 +156,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
                         pitch_remember(&key);
                         if (gr_captures_are_open())
                                 gr_captures_hold(ptr);
-                        if (gr_trace_is_on())
-                                gr_trace_alloc(ptr, key.pitch_bytes * height);
                 }
+                gr_trace_end_alloc(context, rc ? 0 : ptr, (rc ? width_bytes : key.pitch_bytes) * height, rc);
         }
         if (rc == 0)
                 *pitch = key.pitch_bytes;
@@ -165,14 +167,18 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
 __attribute__((noinline)) int gr_memory_free_slow(CUdeviceptr ptr, struct gr_freed freed)
 {
         GR_KEEP_ERRNO;
-        int refused = freed.context ? 0 : gr_memory_runtime_refused;
+        int refused = freed.context ? 0 : gr_memory_runtime_refused, rc;
+        bool traced = !freed.context && gr_trace_is_on();
+        uint64_t before_ns;
 
         assert(ptr && (freed.context || !freed.should_close) && refused <= 0);
         if (refused)
                 return refused;
-        if (!freed.context && gr_trace_is_on())
-                gr_trace_free(ptr);
-        return gr_pool_free_slow(&gr_core, ptr, freed);
+        before_ns = traced ? gr_driver.now_ns() : 0;
+        rc = traced && gr_pool_free_fast(&gr_core, ptr, &freed) ? 0 : gr_pool_free_slow(&gr_core, ptr, freed);
+        if (traced && !rc)
+                gr_trace_free(ptr, before_ns);
+        return rc;
 }
 
 GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
@@ -207,6 +213,7 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, 
 {
         struct free_request request = {stream, real};
         struct gr_stream_ordered_free freed;
+        uint64_t before_ns;
         GR_KEEP_ERRNO;
         CUresult result;
         int rc;
@@ -215,9 +222,10 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, 
                 return CUDA_ERROR_NOT_FOUND;
         if (!gr_shim_ready() || !dptr || gr_capture_on(stream, null_is_own))
                 return real(dptr, stream);
-        if (gr_trace_is_on())
-                gr_trace_free(dptr);
+        before_ns = gr_trace_is_on() ? gr_driver.now_ns() : 0;
         rc = gr_pool_free_in_order(&gr_core, dptr, give_back, &request);
+        if (before_ns && !rc)
+                gr_trace_free(dptr, before_ns);
         if (rc != -ENOENT)
                 return gr_result(rc);
         GR_NO_CANCEL; /* else a thread that ends in the driver would leave `freed`, on its stack, in a list */

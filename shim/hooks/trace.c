@@ -1,137 +1,232 @@
-/*
- * GPURECLAIM_TRACE: each allocation and free of the program becomes a line of CSV, in the columns of RMM's replay logs,
- * so that the replayer of RMM can read it as well as the one of this project. Pointer is hexadecimal, Time is in
- * nanoseconds since the file was opened.
- */
+/* GPURECLAIM_TRACE: the writer of the file that base/trace_file.h describes. */
 #include "hooks/trace.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/lock.h"
 #include "base/log.h"
+#include "base/no_cancel.h"
 #include "driver/operations.h"
-#include "driver/real.h"
 #include "system/environment.h"
 
-#define BUFFER_BYTES 65536
-#define LINE_BYTES   128 /* no line is longer */
+#define BATCH_BYTES  (GR_TRACE_BATCH * sizeof(struct gr_trace_entry))
+#define STEP         512 /* batches that the file grows by: 1 MiB */
+#define MAPPED_BYTES (sizeof(struct gr_trace_header) + (size_t)GR_TRACE_BATCHES_MAX * BATCH_BYTES)
 
-GR_HOT_DATA _Atomic bool gr_trace_on;
+/* What a thread writes to. */
+static _Thread_local struct {
+        struct gr_trace_entry *next, *end;
+        uint64_t batch;
+        uint32_t thread; /* its number in the system; 0: not asked yet */
+        bool missed;     /* the driver was asked for the request that the thread is at */
+} own __attribute__((tls_model("initial-exec")));
 
-int gr_trace_open_report(const char *option, const char *path)
+static struct gr_trace_header *header; /* mapped, with the batches behind it, until the process ends */
+static uint64_t begin_ns;
+
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_TRACE); /* the file grows; held across write */
+static struct gr_path path GR_GUARDED_BY(lock);
+static struct stat file GR_GUARDED_BY(lock);
+
+/*
+ * Writes zeroes at the end of the file, for STEP more batches. A page of a mapping that the disk has no room for would
+ * end the program (SIGBUS), and so would a size that only ftruncate had set. The file is opened anew each time: nothing
+ * is left open for a program that closes all descriptors, or for its children. 0 or -errno.
+ */
+GR_HELD(lock) static int extend(uint64_t batches)
 {
-        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
-
-        if (fd < 0)
-                gr_log(GR_LOG_WARN, "%s: cannot write %s: %s", option, path,
-                       errno == ENXIO ? "no process reads from it" : strerror(errno));
-        if (fd >= 0 && fd <= STDERR_FILENO) { /* a closed standard stream: what the program prints would land here */
-                int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-
-                if (above < 0)
-                        gr_log(GR_LOG_WARN, "%s: cannot write %s: %s", option, path, strerror(errno));
-                close(fd);
-                fd = above;
-        }
-        return fd;
-}
-
-static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_TRACE); /* held across write */
-static char buffer[BUFFER_BYTES] GR_GUARDED_BY(lock);
-static size_t used GR_GUARDED_BY(lock);
-static int fd GR_GUARDED_BY(lock) = -1;
-static struct stat file GR_GUARDED_BY(lock); /* the file that was opened as fd */
-static uint64_t begin_ns GR_GUARDED_BY(lock);
-
-/* Lock held. A program that closes all descriptors, as daemons do, may have reused the number of fd. */
-GR_HELD(lock) static bool is_open(void)
-{
+        static char zeroes[65536];
         struct stat now;
+        int fd = open(path.text, O_WRONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK), rc = 0;
 
         gr_assert_locked(&lock);
-        return fstat(fd, &now) == 0 && now.st_dev == file.st_dev && now.st_ino == file.st_ino;
-}
-
-/* Lock held. Writes the buffer. Where that fails, the trace ends. */
-GR_HELD(lock) static void flush(void)
-{
-        int rc = is_open() ? gr_log_write(fd, buffer, used, GR_WRITE_WAIT_MS) : -EBADF;
-
-        gr_assert_locked(&lock);
-        assert(fd >= 0 && used <= BUFFER_BYTES);
-        if (rc) {
-                gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: writing failed, the trace ends here: %s", strerror(-rc));
-                atomic_store(&gr_trace_on, false);
-        }
-        used = 0;
-}
-
-/* At the start of the process, when no other thread is here. */
-GR_NOT_CHECKED void gr_trace_init(void)
-{
-        static const char header[] = "Thread,Time,Action,Pointer,Size,Stream\n";
-        char path[GR_PATH_BYTES];
-
-        if (!gr_options.trace.text[0] ||
-            gr_options_expand_path(gr_options.trace.text, getpid(), path, sizeof(path)) != 0)
-                return;
-        assert(fd < 0); /* opened once */
-        fd = gr_trace_open_report("GPURECLAIM_TRACE", path);
         if (fd < 0)
-                return;
-        (void)fstat(fd, &file); /* where this fails, is_open fails too, and the trace ends */
-        memcpy(buffer, header, sizeof(header) - 1);
-        used = sizeof(header) - 1;
-        begin_ns = gr_driver.now_ns();
-        atomic_store(&gr_trace_on, true);
+                return -errno;
+        if (fstat(fd, &now) != 0 || now.st_dev != file.st_dev || now.st_ino != file.st_ino)
+                rc = -ESTALE; /* moved or replaced meanwhile */
+        else if (lseek(fd, (off_t)(sizeof(*header) + batches * BATCH_BYTES), SEEK_SET) < 0)
+                rc = -errno;
+        for (size_t i = 0; !rc && i < STEP * BATCH_BYTES; i += sizeof(zeroes))
+                rc = gr_log_write(fd, zeroes, sizeof(zeroes), GR_WRITE_WAIT_MS);
+        close(fd);
+        return rc;
 }
 
-void gr_trace_end(void)
+/* Makes the file reach to this batch, if it may still grow. */
+static __attribute__((noinline)) void grow(uint64_t batch)
 {
-        gr_lock(&lock);
-        if (atomic_exchange(&gr_trace_on, false)) {
-                flush();
-                if (is_open())
-                        close(fd);
-        }
-        gr_unlock(&lock);
-}
-
-static void note(const char *action, CUdeviceptr ptr, size_t bytes)
-{
-        static _Thread_local long thread __attribute__((tls_model("initial-exec")));
         GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
 
-        if (!thread)
-                thread = syscall(SYS_gettid);
         gr_lock(&lock);
-        if (atomic_load(&gr_trace_on)) {
-                if (used + LINE_BYTES > BUFFER_BYTES)
-                        flush();
-                assert(used + LINE_BYTES <= BUFFER_BYTES);
-                used += (size_t)snprintf(buffer + used, LINE_BYTES, "%ld,%" PRIu64 ",%s,0x%llx,%zu,0x0\n", thread,
-                                         gr_driver.now_ns() - begin_ns, action, (unsigned long long)ptr, bytes);
+        for (;;) {
+                uint64_t batches = atomic_load(&header->batches);
+                int rc;
+
+                if (batch < batches || batches == atomic_load(&header->ring))
+                        break;
+                rc = extend(batches);
+                if (rc == 0) {
+                        atomic_store(&header->batches, batches + STEP);
+                        continue;
+                }
+                gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: %s cannot grow beyond %llu MiB, its oldest part is lost: %s",
+                       path.text, (unsigned long long)(batches * BATCH_BYTES >> 20), strerror(-rc));
+                if (batches == 0)
+                        atomic_store(&gr_trace_to, NULL);
+                atomic_store(&header->ring, batches);
         }
         gr_unlock(&lock);
 }
 
-void gr_trace_alloc(CUdeviceptr ptr, size_t bytes)
+/* Takes another batch for this thread. False: there is none. */
+static bool claim(void)
 {
-        note("allocate", ptr, bytes);
+        uint64_t batch = atomic_fetch_add_explicit(&header->claimed, 1, memory_order_relaxed), ring;
+
+        if (batch >= atomic_load(&header->batches))
+                grow(batch);
+        ring = atomic_load(&header->ring);
+        if (ring == 0)
+                return false;
+        own.batch = batch;
+        own.next = (struct gr_trace_entry *)(header + 1) + batch % ring * GR_TRACE_BATCH;
+        own.end = own.next + GR_TRACE_BATCH;
+        if (batch >= ring)
+                memset(own.next, 0, BATCH_BYTES); /* so that nothing of before stands behind what is new */
+        if (!own.thread)
+                own.thread = (uint32_t)syscall(SYS_gettid);
+        return true;
 }
 
-void gr_trace_free(CUdeviceptr ptr)
+/*
+ * Whether the thread's batch may soon be used again by another thread: it has written so little that others are half a
+ * ring ahead of it.
+ */
+static bool is_behind(void)
 {
-        struct gr_block_info info;
+        return atomic_load_explicit(&header->claimed, memory_order_relaxed) - own.batch >
+               atomic_load_explicit(&header->ring, memory_order_relaxed) / 2;
+}
 
-        if (gr_ledger_find(gr_core.ledger, ptr, &info) == 0 && info.live)
-                note("free", ptr, info.requested_bytes);
+static void write_at(uint64_t now_ns, enum gr_entry what, int device, unsigned detail, uint64_t address, uint64_t bytes)
+{
+        struct gr_trace_entry *entry;
+
+        if (__builtin_expect(own.next == own.end || is_behind(), 0) && !claim())
+                return;
+        entry = own.next++;
+        entry->time_ns = now_ns - begin_ns;
+        entry->address = address;
+        entry->bytes = bytes;
+        atomic_store_explicit(&entry->head,
+                              own.thread | (uint64_t)what << 32 | (uint64_t)(uint8_t)device << 40 |
+                                      (uint64_t)detail << 48,
+                              memory_order_release);
+}
+
+/* For gr_trace_to. */
+static void add(enum gr_entry what, int device, unsigned detail, uint64_t address, uint64_t bytes)
+{
+        if (what == GR_ENTRY_RUNG || (what == GR_ENTRY_COUNTER && detail == GR_COUNTER_driver_allocs))
+                own.missed = true;
+        write_at(gr_driver.now_ns(), what, device, detail, address, bytes);
+}
+
+void gr_trace_begin_alloc(void)
+{
+        own.missed = false;
+}
+
+void gr_trace_end_alloc(struct gr_context *context, CUdeviceptr ptr, size_t bytes, int rc)
+{
+        if (!gr_trace_is_on())
+                return;
+        add(rc ? GR_ENTRY_REFUSED : own.missed ? GR_ENTRY_MISS : GR_ENTRY_HIT, context->device->ordinal, 0, ptr, bytes);
+}
+
+void gr_trace_free(CUdeviceptr ptr, uint64_t before_ns)
+{
+        write_at(before_ns, GR_ENTRY_FREE, GR_ENTRY_NO_DEVICE, 0, ptr, 0);
+}
+
+/*
+ * Makes a new file at path: one that another process has mapped must not become shorter, as that process would end with
+ * SIGBUS. 0 or -errno.
+ */
+GR_HELD(lock) static int create(void)
+{
+        struct gr_trace_header first = {.magic = GR_TRACE_MAGIC,
+                                        .version = GR_TRACE_VERSION,
+                                        .header_bytes = sizeof(first),
+                                        .entry_bytes = sizeof(struct gr_trace_entry),
+                                        .batch_entries = GR_TRACE_BATCH,
+                                        .pid = (uint64_t)getpid(),
+                                        .ring = GR_TRACE_BATCHES_MAX};
+        struct timespec now;
+        struct stat old;
+        int fd, command, rc;
+
+        if (lstat(path.text, &old) == 0 && !S_ISREG(old.st_mode))
+                return -EEXIST;
+        if (unlink(path.text) != 0 && errno != ENOENT)
+                return -errno;
+        fd = open(path.text, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd < 0)
+                return -errno;
+        clock_gettime(CLOCK_REALTIME, &now);
+        first.began_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+        command = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+        if (command >= 0) {
+                ssize_t ignored = read(command, first.command, sizeof(first.command) - 1);
+
+                (void)ignored;
+                close(command);
+        }
+        rc = fstat(fd, &file) == 0 ? gr_log_write(fd, &first, sizeof(first), GR_WRITE_WAIT_MS) : -errno;
+        if (!rc) {
+                void *mapped = mmap(NULL, MAPPED_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+                if (mapped == MAP_FAILED)
+                        rc = -errno;
+                else
+                        header = mapped;
+        }
+        close(fd);
+        return rc;
+}
+
+void gr_trace_init(void)
+{
+        int rc;
+
+        if (!gr_options.trace.text[0])
+                return;
+        gr_lock(&lock);
+        assert(!header); /* opened once */
+        rc = gr_options_expand_path(gr_options.trace.text, getpid(), path.text, sizeof(path.text));
+        if (!rc) {
+                gr_environment_make_absolute(&path);
+                rc = create();
+        }
+        if (rc)
+                gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: cannot write %s: %s", path.text,
+                       rc == -EEXIST ? "it is no regular file" : strerror(-rc));
+        gr_unlock(&lock);
+        if (rc)
+                return;
+        begin_ns = gr_driver.now_ns();
+        grow(0);
+        if (atomic_load(&header->batches) > 0)
+                atomic_store(&gr_trace_to, add);
 }

@@ -1,28 +1,18 @@
-/* The trace of allocations and frees, and files for reports. */
+/* The trace of GPURECLAIM_TRACE. */
 #ifndef GR_TRACE_H
 #define GR_TRACE_H
 
+#include "base/trace_file.h"
 #include "shim.h"
-
-/*
- * Opens and empties the file that an option names for a report. Non-blocking, because a FIFO without a reader must not
- * stop the program. Never the number of a standard stream. -1: failed, and the log has said why.
- */
-int gr_trace_open_report(const char *option, const char *path);
-
-extern _Atomic bool gr_trace_on GR_HIDDEN;
 
 /* Opens the file that GPURECLAIM_TRACE names, if any; once, in the process that uses CUDA. */
 void gr_trace_init(void);
-void gr_trace_end(void);
 
-/* Called where gr_trace_on is set. A free is noted before it happens, because its address may be reused at once. */
-void gr_trace_alloc(CUdeviceptr ptr, size_t bytes);
-void gr_trace_free(CUdeviceptr ptr);
+/* Called around each allocation of the program, whose result is rc, also where there is no trace. */
+void gr_trace_begin_alloc(void);
+void gr_trace_end_alloc(struct gr_context *context, CUdeviceptr ptr, size_t bytes, int rc);
 
-static inline bool gr_trace_is_on(void)
-{
-        return __builtin_expect(atomic_load_explicit(&gr_trace_on, memory_order_relaxed), 0);
-}
+/* Called where there is a trace, after a free, with the time before it. */
+void gr_trace_free(CUdeviceptr ptr, uint64_t before_ns);
 
 #endif

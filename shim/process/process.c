@@ -25,6 +25,7 @@
 #include "process/api.h"
 #include "reclaim/trim.h"
 #include "system/environment.h"
+#include "system/messages.h"
 #include "system/platform.h"
 #include "system/workers.h"
 
@@ -206,6 +207,7 @@ static void in_child(void)
 {
         if (atomic_load(&in_use))
                 atomic_store(&gr_shim_state, GR_SHIM_OFF);
+        atomic_store(&gr_trace_to, NULL);
         gr_neighbour_forget();
         gr_segment_export_forget();
 }
@@ -237,6 +239,22 @@ static bool refresh_card(struct gr_context *context, void *arg)
         return true;
 }
 
+/*
+ * Opens and empties the file of GPURECLAIM_STATS_FILE. Non-blocking, because a FIFO without a reader must not stop the
+ * program. Never the number of a standard stream, as what the program prints would land there. -1: failed, and the log
+ * has said why.
+ */
+static int open_report(const char *path)
+{
+        int fd = gr_message_off_streams(
+                open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
+
+        if (fd < 0)
+                gr_log(GR_LOG_WARN, "GPURECLAIM_STATS_FILE: cannot write %s: %s", path,
+                       errno == ENXIO ? "no process reads from it" : strerror(errno));
+        return fd;
+}
+
 static void write_stats(void)
 {
         struct report report = {.fd = STDERR_FILENO};
@@ -253,7 +271,7 @@ static void write_stats(void)
         if (!gr_options.stats_file.text[0] ||
             gr_options_expand_path(gr_options.stats_file.text, getpid(), path, sizeof(path)) != 0)
                 return;
-        report.fd = gr_trace_open_report("GPURECLAIM_STATS_FILE", path);
+        report.fd = open_report(path);
         if (report.fd < 0)
                 return;
         report.error = 0;
@@ -276,7 +294,6 @@ static void at_exit(void)
         gr_neighbour_leave();
         gr_segment_export_stop();
         gr_workers_join_threads(BACKGROUND_STOP_NS);
-        gr_trace_end();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
         atomic_compare_exchange_strong(&gr_shim_state, &ready, GR_SHIM_ENDING);

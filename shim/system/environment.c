@@ -27,8 +27,7 @@ static void warn(const char *message, void *arg)
         gr_log(GR_LOG_WARN, "%s", message);
 }
 
-/* Paths become absolute, because the program may change its working directory. */
-static void make_absolute(struct gr_path *path)
+void gr_environment_make_absolute(struct gr_path *path)
 {
         size_t length = strlen(path->text);
         char folder[PATH_MAX];
@@ -46,7 +45,7 @@ static void load_options(void)
         static char *nothing[] = {NULL};
 
         gr_options_load(&gr_options, read_environment, getauxval(AT_SECURE) ? nothing : environ, warn, NULL);
-        make_absolute(&gr_options.region_dir);
+        gr_environment_make_absolute(&gr_options.region_dir);
         gr_log_set_level(gr_options.log);
 }
 

@@ -83,7 +83,7 @@ int main(int argc, char **argv)
                 printf("peak_held_mib %.1f\nratio %.3f\n", (double)peak_held / (double)MIB,
                        (double)peak_held / (double)trace.peak_live_bytes);
         free(ptrs);
-        free(trace.ops);
+        gr_trace_free(&trace);
         gt_close(&gt);
         return 0;
 }

@@ -278,7 +278,7 @@ static int evaluate(const char *path)
         }
         if (rc)
                 fprintf(stderr, "%s: %s\n", path, strerror(-rc));
-        free(trace.ops);
+        gr_trace_free(&trace);
         return rc;
 }
 

@@ -30,7 +30,7 @@ struct reader {
         struct live *live;
         struct thread *threads;
         uint32_t *spare_slots;
-        size_t idle_event_count;
+        size_t spare_count;
         uint64_t live_bytes, first_ns;
         int columns[COLUMNS]; /* their places in a line; -1: not there */
 };
@@ -68,15 +68,15 @@ static int thread_number(struct reader *reader, uint64_t id, uint32_t *ret_numbe
         return 0;
 }
 
-static int allocated(struct reader *reader, struct gr_trace_op *op, uint64_t ptr)
+static int allocated(struct reader *reader, struct gr_trace_op *op)
 {
         struct live *live = calloc(1, sizeof(*live));
 
         if (!live)
                 return -ENOMEM;
-        live->ptr = ptr;
+        live->ptr = op->ptr;
         live->bytes = op->bytes;
-        live->slot = reader->idle_event_count > 0 ? reader->spare_slots[--reader->idle_event_count]
+        live->slot = reader->spare_count > 0 ? reader->spare_slots[--reader->spare_count]
                                                   : reader->trace.slot_count++;
         HASH_ADD(hh, reader->live, ptr, sizeof(live->ptr), live);
         op->slot = live->slot;
@@ -86,36 +86,16 @@ static int allocated(struct reader *reader, struct gr_trace_op *op, uint64_t ptr
         return 0;
 }
 
-static int read_line(struct reader *reader, char *line)
+/* Adds an operation that the file has, of the thread with this number in it. */
+static int add(struct reader *reader, struct gr_trace_op op, uint64_t thread)
 {
         struct gr_trace *trace = &reader->trace;
-        char *rest = line, *word, *fields[COLUMNS] = {NULL};
-        struct gr_trace_op op = {0};
         struct live *live;
-        uint64_t ptr;
-        int i = 0, rc;
+        int rc = thread_number(reader, thread, &op.thread);
 
-        while ((word = strsep(&rest, ",\r\n"))) {
-                for (int c = 0; c < COLUMNS; c++)
-                        if (reader->columns[c] == i)
-                                fields[c] = word;
-                i++;
-        }
-        if (!fields[ACTION] || !fields[POINTER] || !fields[SIZE])
-                return -EINVAL;
-        op.is_free = !strcmp(fields[ACTION], "free");
-        if (!op.is_free && strcmp(fields[ACTION], "allocate") != 0) {
-                trace->skipped++; /* "allocate failure" and whatever else a logger notes */
-                return 0;
-        }
-        ptr = strtoull(fields[POINTER], NULL, 16);
-        op.bytes = strtoull(fields[SIZE], NULL, 10);
-        if (fields[TIME] && !strchr(fields[TIME], ':'))
-                op.time_ns = strtoull(fields[TIME], NULL, 10);
-        rc = thread_number(reader, fields[THREAD] ? strtoull(fields[THREAD], NULL, 10) : 0, &op.thread);
         if (rc)
                 return rc;
-        HASH_FIND(hh, reader->live, &ptr, sizeof(ptr), live);
+        HASH_FIND(hh, reader->live, &op.ptr, sizeof(op.ptr), live);
         if (op.is_free ? !live : live || op.bytes == 0) {
                 trace->skipped++;
                 return 0;
@@ -137,17 +117,156 @@ static int read_line(struct reader *reader, char *line)
         if (op.is_free) {
                 op.bytes = live->bytes;
                 op.slot = live->slot;
-                reader->spare_slots[reader->idle_event_count++] = live->slot;
+                reader->spare_slots[reader->spare_count++] = live->slot;
                 reader->live_bytes -= live->bytes;
                 HASH_DELETE(hh, reader->live, live);
                 free(live);
         } else {
-                rc = allocated(reader, &op, ptr);
+                rc = allocated(reader, &op);
                 if (rc)
                         return rc;
         }
         trace->ops[trace->count++] = op;
         return 0;
+}
+
+static int read_line(struct reader *reader, char *line)
+{
+        char *rest = line, *word, *fields[COLUMNS] = {NULL};
+        struct gr_trace_op op = {0};
+        int i = 0;
+
+        while ((word = strsep(&rest, ",\r\n"))) {
+                for (int c = 0; c < COLUMNS; c++)
+                        if (reader->columns[c] == i)
+                                fields[c] = word;
+                i++;
+        }
+        if (!fields[ACTION] || !fields[POINTER] || !fields[SIZE])
+                return -EINVAL;
+        op.is_free = !strcmp(fields[ACTION], "free");
+        if (!op.is_free && strcmp(fields[ACTION], "allocate") != 0) {
+                reader->trace.skipped++; /* "allocate failure" and whatever else a logger notes */
+                return 0;
+        }
+        op.ptr = strtoull(fields[POINTER], NULL, 16);
+        op.bytes = strtoull(fields[SIZE], NULL, 10);
+        if (fields[TIME] && !strchr(fields[TIME], ':'))
+                op.time_ns = strtoull(fields[TIME], NULL, 10);
+        return add(reader, op, fields[THREAD] ? strtoull(fields[THREAD], NULL, 10) : 0);
+}
+
+static int read_lines(struct reader *reader, FILE *file, size_t *ret_line)
+{
+        char line[512];
+        bool header = false;
+        int rc = 0;
+
+        while (!rc && fgets(line, sizeof(line), file)) {
+                ++*ret_line;
+                if (header && !strchr(line, '\n') && feof(file)) { /* its program ended in the middle of it */
+                        reader->trace.skipped++;
+                        break;
+                }
+                if (line[0] == '#' || line[0] == '\n')
+                        continue;
+                rc = header ? read_line(reader, line) : read_header(reader, line);
+                header = true;
+        }
+        return !rc && (ferror(file) || !header) ? -EINVAL : rc;
+}
+
+/* An entry of a file, with its place there. */
+struct entry {
+        uint64_t time_ns, address, bytes, head;
+        size_t at;
+};
+
+static int by_time(const void *a, const void *b)
+{
+        const struct entry *x = a, *y = b;
+
+        return x->time_ns != y->time_ns ? (x->time_ns < y->time_ns ? -1 : 1) : (x->at > y->at) - (x->at < y->at);
+}
+
+static int read_entry(struct reader *reader, const struct entry *entry)
+{
+        struct gr_trace *trace = &reader->trace;
+        unsigned what = entry->head >> 32 & 0xff, detail = (unsigned)(entry->head >> 48);
+        struct gr_trace_op op = {.time_ns = entry->time_ns,
+                                 .ptr = entry->address,
+                                 .bytes = entry->bytes,
+                                 .is_free = what == GR_ENTRY_FREE};
+
+        if (what == GR_ENTRY_NONE || what >= GR_ENTRY_COUNT) {
+                trace->skipped++;
+                return 0;
+        }
+        trace->counts[what]++;
+        if (what == GR_ENTRY_HIT || what == GR_ENTRY_MISS || what == GR_ENTRY_FREE)
+                return add(reader, op, (uint32_t)entry->head);
+        if (what == GR_ENTRY_COUNTER && detail < GR_COUNTER_COUNT)
+                trace->counters[detail] += entry->bytes;
+        if (what == GR_ENTRY_RUNG && detail < GR_RUNG_COUNT) {
+                trace->rungs[detail].tries++;
+                trace->rungs[detail].bytes += entry->bytes;
+                trace->rungs[detail].ns += entry->address;
+        }
+        return 0;
+}
+
+/* The rest of a file whose header has been read: as far as it goes. */
+static int read_entries(struct reader *reader, FILE *file)
+{
+        struct entry *entries = NULL;
+        struct gr_trace_entry batch[GR_TRACE_BATCH];
+        size_t count = 0, room = 0, at = 0, got;
+        int rc = 0;
+
+        while (!rc && (got = fread(batch, sizeof(batch[0]), GR_TRACE_BATCH, file)) > 0) {
+                for (size_t i = 0; !rc && i < got; i++, at++) {
+                        if (batch[i].head == 0)
+                                continue;
+                        if (count == room) {
+                                struct entry *more = realloc(entries, (room ? 2 * room : 4096) * sizeof(*more));
+
+                                if (!more) {
+                                        rc = -ENOMEM;
+                                        break;
+                                }
+                                entries = more;
+                                room = room ? 2 * room : 4096;
+                        }
+                        entries[count++] =
+                                (struct entry){batch[i].time_ns, batch[i].address, batch[i].bytes, batch[i].head, at};
+                }
+        }
+        if (!rc && ferror(file))
+                rc = -EIO;
+        if (!rc && count > 0)
+                qsort(entries, count, sizeof(*entries), by_time);
+        for (size_t i = 0; !rc && i < count; i++)
+                rc = read_entry(reader, &entries[i]);
+        free(entries);
+        return rc;
+}
+
+static int read_file(struct reader *reader, FILE *file, size_t *ret_line)
+{
+        struct gr_trace_header header;
+
+        if (fread(&header, sizeof(header), 1, file) != 1 ||
+            memcmp(header.magic, GR_TRACE_MAGIC, sizeof(header.magic))) {
+                rewind(file);
+                return read_lines(reader, file, ret_line);
+        }
+        if (header.version != GR_TRACE_VERSION || header.header_bytes != sizeof(header) ||
+            header.entry_bytes != sizeof(struct gr_trace_entry) || header.batch_entries != GR_TRACE_BATCH)
+                return -EPROTONOSUPPORT;
+        reader->trace.binary = true;
+        reader->trace.begin_is_missing = header.claimed > header.ring;
+        reader->trace.began_ns = header.began_ns;
+        return read_entries(reader, file);
 }
 
 int gr_trace_read(const char *path, struct gr_trace *ret, size_t *ret_line)
@@ -156,39 +275,38 @@ int gr_trace_read(const char *path, struct gr_trace *ret, size_t *ret_line)
         struct live *live, *next_live;
         struct thread *thread, *next_thread;
         FILE *file = fopen(path, "re");
-        char line[512];
-        bool header = false;
-        int rc = 0;
+        int rc;
 
         *ret_line = 0;
         if (!file)
                 return -errno;
-        while (!rc && fgets(line, sizeof(line), file)) {
-                ++*ret_line;
-                if (header && !strchr(line, '\n') && feof(file)) { /* its program ended in the middle of it */
-                        reader.trace.skipped++;
-                        break;
-                }
-                if (line[0] == '#' || line[0] == '\n')
-                        continue;
-                rc = header ? read_line(&reader, line) : read_header(&reader, line);
-                header = true;
-        }
-        if (!rc && (ferror(file) || !header))
-                rc = -EINVAL;
+        rc = read_file(&reader, file, ret_line);
         fclose(file);
+        if (!rc) {
+                reader.trace.thread_ids = calloc(reader.trace.thread_count + 1, sizeof(*reader.trace.thread_ids));
+                rc = reader.trace.thread_ids ? 0 : -ENOMEM;
+        }
         HASH_ITER (hh, reader.live, live, next_live) {
                 HASH_DELETE(hh, reader.live, live);
                 free(live);
         }
         HASH_ITER (hh, reader.threads, thread, next_thread) {
+                if (!rc)
+                        reader.trace.thread_ids[thread->number] = thread->id;
                 HASH_DELETE(hh, reader.threads, thread);
                 free(thread);
         }
         free(reader.spare_slots);
         if (rc)
-                free(reader.trace.ops);
+                gr_trace_free(&reader.trace);
         else
                 *ret = reader.trace;
         return rc;
+}
+
+void gr_trace_free(struct gr_trace *trace)
+{
+        free(trace->ops);
+        free(trace->thread_ids);
+        *trace = (struct gr_trace){0};
 }

@@ -1,6 +1,7 @@
 /*
- * Allocation traces in the format of RMM's replay logs: CSV with a header that names the columns, of which Thread,
- * Action, Pointer and Size are used, and Time where it is a number of nanoseconds. Lines that begin with # are skipped.
+ * Allocation traces: files of GPURECLAIM_TRACE (base/trace_file.h), and RMM's replay logs. These are CSV with a header
+ * that names the columns, of which Thread, Action, Pointer and Size are used, and Time where it is a number of
+ * nanoseconds. Lines that begin with # are skipped.
  */
 #ifndef GR_TRACE_H
 #define GR_TRACE_H
@@ -9,11 +10,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/counters.h"
+#include "base/trace_file.h"
+
 struct gr_trace_op {
         uint64_t time_ns; /* since the first operation; 0 where the trace does not say */
-        uint64_t bytes;   /* of the allocation, also in its free */
-        uint32_t thread;  /* 0 and up, in the order of appearance */
-        uint32_t slot;    /* the allocation: no two that live at one time have the same; below slot_count */
+        uint64_t ptr;
+        uint64_t bytes;  /* of the allocation, also in its free */
+        uint32_t thread; /* 0 and up, in the order of appearance */
+        uint32_t slot;   /* the allocation: no two that live at one time have the same; below slot_count */
         bool is_free;
 };
 
@@ -22,12 +27,24 @@ struct gr_trace {
         size_t count;
         uint32_t slot_count, thread_count;
         uint64_t peak_live_bytes;
+        uint64_t *thread_ids; /* by number: as the file has them */
         size_t skipped; /* lines: frees of what the trace never allocated, failed allocations, an unfinished last one */
+
+        /* Only from a file of GPURECLAIM_TRACE. */
+        bool binary, begin_is_missing;
+        uint64_t began_ns;             /* by the clock of the day, since 1970 */
+        size_t counts[GR_ENTRY_COUNT]; /* entries */
+        uint64_t counters[GR_COUNTER_COUNT];
+        struct gr_trace_rung {
+                uint64_t tries, bytes, ns;
+        } rungs[GR_RUNG_COUNT];
 };
 
 /*
- * Reads path into *ret, whose ops the caller frees. 0 or -errno; -EINVAL: not such a file, with the line in *ret_line.
+ * Reads path into *ret, for gr_trace_free. 0 or -errno; -EINVAL: not such a file, with the line in *ret_line;
+ * -EPROTONOSUPPORT: of another version.
  */
 int gr_trace_read(const char *path, struct gr_trace *ret, size_t *ret_line);
+void gr_trace_free(struct gr_trace *trace);
 
 #endif
