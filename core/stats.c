@@ -10,26 +10,15 @@
 #include "account/memory_kind.h"
 #include "base/counters.h"
 #include "base/json.h"
-#include "base/ladder_rungs.h"
 #include "base/lock.h"
 #include "base/size.h"
 #include "cache/arena.h"
 #include "context/context.h"
-#include "reclaim/rung.h"
 #include "segment/split.h"
 
 struct out {
         gr_sink *sink;
         void *arg;
-};
-
-static const struct counter_row {
-        const char *name, *words;
-        enum { COUNT, BYTES } unit;
-} counter_rows[GR_COUNTER_COUNT] = {
-#define GR_COUNTER(name, unit, words) {#name, words, unit},
-#include "base/counters.def"
-#undef GR_COUNTER
 };
 
 static const char *const kind_words[] = {
@@ -100,28 +89,6 @@ static void put_device(struct out *out, struct gr_device *device)
                             gr_size_format(atomic_load(&device->kind_bytes[kind]), a, sizeof(a)));
 }
 
-static void put_counters(struct out *out, struct gr_core *core)
-{
-        char size[GR_SIZE_TEXT_BYTES];
-
-        for (enum gr_counter i = 0; i < GR_COUNTER_COUNT; i++) {
-                const struct counter_row *row = &counter_rows[i];
-
-                if (count_of(core, i) > 0 && row->unit == BYTES)
-                        put(out, "  %s: %s\n", row->words, gr_size_format(count_of(core, i), size, sizeof(size)));
-                else if (count_of(core, i) > 0)
-                        put(out, "  %s: %" PRIu64 "\n", row->words, count_of(core, i));
-        }
-        for (int i = 0; i < GR_RUNG_COUNT; i++) {
-                struct gr_rung_counters *rung = &core->counters.rungs[i];
-
-                if (atomic_load(&rung->tries) > 0)
-                        put(out, "  ladder, %s: %" PRIu64 " times, %s in %.3f ms\n", gr_rung_words[i],
-                            atomic_load(&rung->tries), gr_size_format(atomic_load(&rung->bytes), size, sizeof(size)),
-                            (double)atomic_load(&rung->ns) / 1e6);
-        }
-}
-
 void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg)
 {
         struct out out = {sink, arg};
@@ -145,7 +112,7 @@ void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg)
             requests, counts.hits, requests ? 100.0 * (double)counts.hits / (double)requests : 0.0, counts.frees);
         /* Each hit saves the allocation now, and saved a free before. */
         put(&out, "  driver calls saved: %" PRIu64 "\n", 2 * counts.hits);
-        put_counters(&out, core);
+        gr_counters_text(&core->counters, sink, arg);
 }
 
 static void write_device(struct gr_json *json, struct gr_device *device)
@@ -186,19 +153,7 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_sink *sink, voi
         gr_json_count(&json, "hits", counts.hits);
         gr_json_count(&json, "frees", counts.frees);
         gr_json_count(&json, "cached_blocks", counts.blocks);
-        for (enum gr_counter i = 0; i < GR_COUNTER_COUNT; i++)
-                gr_json_count(&json, counter_rows[i].name, count_of(core, i));
-        gr_json_object(&json, "ladder");
-        for (int i = 0; i < GR_RUNG_COUNT; i++) {
-                struct gr_rung_counters *rung = &core->counters.rungs[i];
-
-                gr_json_object(&json, gr_rung_words[i]);
-                gr_json_count(&json, "tries", atomic_load(&rung->tries));
-                gr_json_count(&json, "bytes", atomic_load(&rung->bytes));
-                gr_json_count(&json, "ns", atomic_load(&rung->ns));
-                gr_json_close(&json);
-        }
-        gr_json_close(&json);
+        gr_counters_json(&core->counters, &json);
         gr_json_close(&json);
         gr_json_end(&json);
 }

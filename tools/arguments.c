@@ -74,20 +74,32 @@ static int missing_value(const char *command, const struct option *known, int pl
         return STATUS_USAGE;
 }
 
+/* The place of the flag that -o stands for; 0: the command has none. */
+static int place_of_o(const char *command)
+{
+        for (size_t i = 0; i < FLAGS; i++)
+                if (strcmp(flags[i].command, command) == 0 && strcmp(flags[i].name, "output") == 0)
+                        return PLACE(i);
+        return 0;
+}
+
 int read_arguments(const char *command, enum rest rest, int argc, char **argv, struct arguments *ret)
 {
         struct option known[GR_FLAGS_MOST + 2];
-        int place;
+        int place, o = place_of_o(command);
+        /* Of run and wait, the first word that is no flag is the program, and all that follows is the program's. */
+        const char *letters = rest != REST_PROGRAM ? ":h" : o ? "+:ho:" : "+:h";
 
         *ret = (struct arguments){.command = command};
         list_flags(command, true, known);
         opterr = 0;
-        /* Of run and wait, the first word that is no flag is the program, and all that follows is the program's. */
-        while ((place = getopt_long(argc, argv, rest == REST_PROGRAM ? "+:h" : ":h", known, NULL)) != -1) {
+        while ((place = getopt_long(argc, argv, letters, known, NULL)) != -1) {
                 if (place == 'h' || place == HELP)
                         return HELP_WANTED;
                 if (place == ':')
-                        return missing_value(command, known, optopt);
+                        return missing_value(command, known, optopt == 'o' ? o : optopt);
+                if (place == 'o')
+                        place = o;
                 if (place == '?' && optopt >= HELP) {
                         complain("%s: %s: takes no value", command, argv[optind - 1]);
                         return STATUS_USAGE;

@@ -53,6 +53,12 @@ void print_flags(const char *command);
 /* Prints "gpureclaim: <message>" as one line on standard error. */
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/*
+ * Sets LD_PRELOAD for a program that follows, and with the flag sim the path of the simulated device. EXIT_SUCCESS, or
+ * the exit status for the error, which it has printed.
+ */
+int set_preload(const struct arguments *arguments);
+
 /* Becomes the program argv[0]. Returns only on failure: prints the error and returns the exit status for it. */
 int become(const char *command, char **argv);
 

@@ -157,6 +157,28 @@ static void print_moment(const struct report *report, const struct moment *momen
                        rest.count, blocks(rest.count), moment->group_count - SIZES_SHOWN);
 }
 
+/* What only a trace of the library tells. */
+static void print_run(const struct gr_trace *trace)
+{
+        const struct gr_trace_header *header = trace->header;
+
+        if (!header)
+                return;
+        printf("  program: %s (process %" PRIu64 ")", header->command, header->pid);
+        for (int i = 0; i < GR_TRACE_DEVICES && header->devices[i][0]; i++)
+                printf(", GPU %d: %s", i, header->devices[i]);
+        printf("\n");
+        if (trace->begin_is_missing)
+                printf("  the beginning is missing: the file could not grow, and its oldest part was used again\n");
+        printf("  the driver was asked for %zu of %zu allocations; %zu were refused\n", trace->counts[GR_ENTRY_MISS],
+               trace->counts[GR_ENTRY_MISS] + trace->counts[GR_ENTRY_HIT], trace->counts[GR_ENTRY_REFUSED]);
+        if (trace->counts[GR_ENTRY_LIMIT] > 0)
+                printf("  limits changed: %zu times\n", trace->counts[GR_ENTRY_LIMIT]);
+        if (trace->counts[GR_ENTRY_CAPTURE_BEGIN] > 0)
+                printf("  captures: %zu\n", trace->counts[GR_ENTRY_CAPTURE_BEGIN]);
+        gr_counters_text(&trace->counters, gr_sink_file, stdout);
+}
+
 static void print_report(const char *path, const struct report *report)
 {
         char a[GR_SIZE_TEXT_BYTES];
@@ -165,7 +187,9 @@ static void print_report(const char *path, const struct report *report)
                report->trace.thread_count == 1 ? "" : "s");
         if (report->timed)
                 printf(" in %.3f s", (double)report->end_ns / 1e9);
-        printf("\n  allocated: %s in %" PRIu64 " %s", gr_size_format(report->allocated_bytes, a, sizeof(a)),
+        printf("\n");
+        print_run(&report->trace);
+        printf("  allocated: %s in %" PRIu64 " %s", gr_size_format(report->allocated_bytes, a, sizeof(a)),
                report->allocations, blocks(report->allocations));
         if (report->peak.bytes > 0)
                 printf(", %.1f times the peak", (double)report->allocated_bytes / (double)report->peak.bytes);
@@ -229,6 +253,14 @@ static void write_report(const struct report *report)
         } else {
                 gr_json_null(&json, "lifetime_median_ns");
                 gr_json_null(&json, "lifetime_longest_tenth_ns");
+        }
+        if (report->trace.header) {
+                gr_json_string(&json, "program", report->trace.header->command);
+                gr_json_bool(&json, "begin_is_missing", report->trace.begin_is_missing);
+                gr_json_count(&json, "hits", report->trace.counts[GR_ENTRY_HIT]);
+                gr_json_count(&json, "misses", report->trace.counts[GR_ENTRY_MISS]);
+                gr_json_count(&json, "refused", report->trace.counts[GR_ENTRY_REFUSED]);
+                gr_counters_json(&report->trace.counters, &json);
         }
         write_moment(&json, "peak", report, &report->peak);
         write_moment(&json, "end", report, &report->end);

@@ -42,38 +42,45 @@ static int set_variables(const struct arguments *arguments)
         return EXIT_SUCCESS;
 }
 
-static int prepare(const char *variable, const char *path)
+static int prepare(const char *command, const char *variable, const char *path)
 {
         int rc = prepend_environment(variable, path);
 
         if (rc == 0)
                 return EXIT_SUCCESS;
         if (rc == -EINVAL)
-                complain("run: %s has a blank or colon in it, which %s cannot express", path, variable);
+                complain("%s: %s has a blank or colon in it, which %s cannot express", command, path, variable);
         else
-                complain("run: %s: %s", variable, strerror(-rc));
+                complain("%s: %s: %s", command, variable, strerror(-rc));
         return STATUS_NO_LIBRARY;
+}
+
+int set_preload(const struct arguments *arguments)
+{
+        const char *command = arguments->command;
+        char library[PATH_MAX], sim_dir[PATH_MAX];
+        int status;
+
+        if (find_library(library, sizeof(library)) < 0) {
+                complain("%s: libgpureclaim.so is neither beside this program nor in %s", command, GR_LIBDIR);
+                return STATUS_NO_LIBRARY;
+        }
+        status = prepare(command, "LD_PRELOAD", library);
+        if (status != EXIT_SUCCESS || !flag_value(arguments, "sim"))
+                return status;
+        if (find_sim_dir(sim_dir, sizeof(sim_dir)) < 0) {
+                complain("%s: the simulated device is neither beside this program nor in %s/gpureclaim/sim", command,
+                         GR_LIBDIR);
+                return STATUS_NO_LIBRARY;
+        }
+        return prepare(command, "LD_LIBRARY_PATH", sim_dir);
 }
 
 int command_run(const struct arguments *arguments)
 {
-        char library[PATH_MAX], sim_dir[PATH_MAX];
         int status = set_variables(arguments);
 
-        if (status != EXIT_SUCCESS)
-                return status;
-        if (find_library(library, sizeof(library)) < 0) {
-                complain("run: libgpureclaim.so is neither beside this program nor in %s", GR_LIBDIR);
-                return STATUS_NO_LIBRARY;
-        }
-        status = prepare("LD_PRELOAD", library);
-        if (status == EXIT_SUCCESS && flag_value(arguments, "sim")) {
-                if (find_sim_dir(sim_dir, sizeof(sim_dir)) < 0) {
-                        complain("run: the simulated device is neither beside this program nor in %s/gpureclaim/sim",
-                                 GR_LIBDIR);
-                        return STATUS_NO_LIBRARY;
-                }
-                status = prepare("LD_LIBRARY_PATH", sim_dir);
-        }
+        if (status == EXIT_SUCCESS)
+                status = set_preload(arguments);
         return status == EXIT_SUCCESS ? become("run", arguments->rest) : status;
 }

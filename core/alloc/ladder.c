@@ -118,7 +118,6 @@ static bool out_of_memory(int rc)
 static int from_cache(struct climb *climb, enum gr_rung rung, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
-        struct gr_rung_counters *counters = &core->counters.rungs[rung];
         uint64_t begin_ns = core->driver->now_ns();
         struct gr_block *block;
 
@@ -139,13 +138,11 @@ static int from_cache(struct climb *climb, enum gr_rung rung, struct gr_block **
         }
         block = gr_source_take(climb->context, climb->bytes, true);
         climb->tries[rung]++;
-        atomic_fetch_add(&counters->tries, 1);
-        atomic_fetch_add(&counters->ns, core->driver->now_ns() - begin_ns);
+        gr_count_rung(core, climb->context->device->ordinal, rung, begin_ns, block ? block->capacity_bytes : 0);
         if (!block)
                 return climb->error;
         assert(!gr_block_is_live(block) && block->capacity_bytes >= climb->bytes);
         climb->given_bytes[rung] += block->capacity_bytes;
-        atomic_fetch_add(&counters->bytes, block->capacity_bytes);
         *ret_block = block;
         return 0;
 }
@@ -292,7 +289,6 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         struct gr_core *core = climb->context->core;
         const struct gr_driver *driver = core->driver;
         struct gr_device *device = climb->context->device;
-        struct gr_rung_counters *counters = &core->counters.rungs[GR_RUNG_WAIT];
         uint64_t begin_ns = driver->now_ns(), deadline_ns = begin_ns + core->config.wait_ns;
         uint64_t pause_ns = WAIT_FIRST_NS, asked_ns = begin_ns, now_ns, seen;
         char bytes[GR_SIZE_TEXT_BYTES], most[GR_SIZE_TEXT_BYTES];
@@ -305,7 +301,6 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         gr_log(GR_LOG_INFO, "device %d: waiting up to %.3f s for %s", device->ordinal,
                (double)core->config.wait_ns / 1e9, gr_size_format(climb->bytes, bytes, sizeof(bytes)));
         climb->tries[GR_RUNG_WAIT]++;
-        atomic_fetch_add(&counters->tries, 1);
         if (core->wait_for_neighbours)
                 core->wait_for_neighbours(device, (int64_t)climb->bytes);
         seen = freed_so_far(device, core);
@@ -338,11 +333,9 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         if (core->wait_for_neighbours)
                 core->wait_for_neighbours(device, -(int64_t)climb->bytes);
         now_ns = driver->now_ns();
-        atomic_fetch_add(&counters->ns, now_ns - begin_ns);
-        if (rc == 0) {
+        if (rc == 0)
                 climb->given_bytes[GR_RUNG_WAIT] = climb->bytes;
-                atomic_fetch_add(&counters->bytes, climb->bytes);
-        }
+        gr_count_rung(core, device->ordinal, GR_RUNG_WAIT, begin_ns, climb->given_bytes[GR_RUNG_WAIT]);
         gr_log(GR_LOG_INFO, "device %d: %s %s after %.3f s", device->ordinal, rc == 0 ? "got" : "gave up waiting for",
                gr_size_format(climb->bytes, most, sizeof(most)), (double)(now_ns - begin_ns) / 1e9);
         return rc;
@@ -352,18 +345,15 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
 static int from_host(struct climb *climb, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
-        struct gr_rung_counters *counters = &core->counters.rungs[GR_RUNG_SPILL];
         uint64_t begin_ns = core->driver->now_ns();
+        int rc;
 
         if (!any_block_serves(climb) || atomic_load(&climb->context->device->spill_bytes) == 0)
                 return climb->error;
         climb->tries[GR_RUNG_SPILL]++;
-        atomic_fetch_add(&counters->tries, 1);
-        if (gr_spill_alloc(climb->context, climb->bytes, ret_block))
-                return climb->error;
-        atomic_fetch_add(&counters->bytes, climb->bytes);
-        atomic_fetch_add(&counters->ns, core->driver->now_ns() - begin_ns);
-        return 0;
+        rc = gr_spill_alloc(climb->context, climb->bytes, ret_block);
+        gr_count_rung(core, climb->context->device->ordinal, GR_RUNG_SPILL, begin_ns, rc ? 0 : climb->bytes);
+        return rc ? climb->error : 0;
 }
 
 static int climb_all(struct climb *climb, struct gr_block **ret_block)

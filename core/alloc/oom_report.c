@@ -9,13 +9,13 @@
 
 #include "account/budget.h"
 #include "account/memory_kind.h"
+#include "base/counters.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "base/size_class.h"
 #include "cache/ledger.h"
 #include "context/context.h"
 #include "fence/fence.h"
-#include "reclaim/rung.h"
 
 #define HOLDERS 3 /* classes of blocks that are named */
 

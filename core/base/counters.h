@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "base/json.h"
 #include "base/ladder_rungs.h"
 
 enum gr_counter {
@@ -27,5 +28,12 @@ struct gr_counters {
         _Atomic uint64_t counts[GR_COUNTER_COUNT];
         struct gr_rung_counters rungs[GR_RUNG_COUNT];
 };
+
+/* The words of the rungs. */
+extern const char *const gr_rung_words[GR_RUNG_COUNT];
+
+/* Writes those that are not 0 for people, a line each; or all of them as members of an open JSON object. */
+void gr_counters_text(const struct gr_counters *counters, gr_sink *sink, void *arg);
+void gr_counters_json(const struct gr_counters *counters, struct gr_json *json);
 
 #endif

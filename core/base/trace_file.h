@@ -20,26 +20,21 @@
 #define GR_TRACE_MAGIC       "GRTRACE" /* with its NUL */
 #define GR_TRACE_VERSION     1         /* another one with each change of what follows, of the counters or the rungs */
 #define GR_TRACE_BATCH       64        /* entries */
+#define GR_TRACE_DEVICES     16        /* that have a name in the header */
 #define GR_TRACE_BATCHES_MAX (1 << 19) /* 1 GiB */
 
-/* X(ID, what its fields mean) */
-#define GR_ENTRIES(X)                                                                                                  \
-        X(NONE, "none: not written yet")                                                                               \
-        X(HIT, "an allocation at address, served without the driver")                                                  \
-        X(MISS, "an allocation at address, for which the driver was asked")                                            \
-        X(FREE, "a free of address; its time is before it, as the address may be used again at once")                  \
-        X(REFUSED, "an allocation that failed")                                                                        \
-        X(COUNTER, "the counter `detail` (base/counters.def) grew by bytes")                                           \
-        X(RUNG, "the rung `detail` (base/ladder_rungs.h) ran for address ns and gave bytes")                           \
-        X(LIMIT, "the hard limit of the device is bytes from now on")                                                  \
-        X(CAPTURE_BEGIN, "a capture began")                                                                            \
-        X(CAPTURE_END, "a capture ended")
-
 enum gr_entry {
-#define GR_ENTRY_ENUMERATOR(id, meaning) GR_ENTRY_##id,
-        GR_ENTRIES(GR_ENTRY_ENUMERATOR)
-#undef GR_ENTRY_ENUMERATOR
-                GR_ENTRY_COUNT
+        GR_ENTRY_NONE,          /* not written yet */
+        GR_ENTRY_HIT,           /* an allocation at address, served without the driver */
+        GR_ENTRY_MISS,          /* the same, where the driver was asked or the ladder was climbed */
+        GR_ENTRY_FREE,          /* of address; its time is before it, as the address may be used again at once */
+        GR_ENTRY_REFUSED,       /* an allocation of bytes that failed */
+        GR_ENTRY_COUNTER,       /* the counter `detail` (base/counters.def) grew by bytes */
+        GR_ENTRY_RUNG,          /* the rung `detail` of the ladder ran for address ns and gave bytes */
+        GR_ENTRY_LIMIT,         /* the hard limit (detail 0) or the release threshold (1) is bytes from now on */
+        GR_ENTRY_CAPTURE_BEGIN, /* address: its number in the process */
+        GR_ENTRY_CAPTURE_END,
+        GR_ENTRY_COUNT
 };
 
 #define GR_ENTRY_NO_DEVICE 255
@@ -55,8 +50,9 @@ struct gr_trace_header {
         uint32_t version, header_bytes, entry_bytes, batch_entries;
         uint64_t pid, began_ns; /* by the clock of the day, since 1970 */
         _Atomic uint64_t claimed, batches, ring;
-        char command[1024]; /* words, each with its NUL */
-        char rest[3008];
+        char devices[GR_TRACE_DEVICES][64]; /* their names; "": none */
+        char command[1024];                 /* words, each with its NUL */
+        char rest[1984];
 };
 
 _Static_assert(sizeof(struct gr_trace_entry) == 32 && sizeof(struct gr_trace_header) == 4096, "as files have it");

@@ -32,6 +32,17 @@ GR_NOT_CHECKED struct gr_context *gr_context_find_locked(struct gr_core *core, v
         return context;
 }
 
+void gr_count_rung(struct gr_core *core, int device, enum gr_rung rung, uint64_t begin_ns, uint64_t bytes)
+{
+        struct gr_rung_counters *counters = &core->counters.rungs[rung];
+        uint64_t ns = core->driver->now_ns() - begin_ns;
+
+        atomic_fetch_add(&counters->tries, 1);
+        atomic_fetch_add(&counters->bytes, bytes);
+        atomic_fetch_add(&counters->ns, ns);
+        gr_trace_add(GR_ENTRY_RUNG, device, rung, ns, bytes);
+}
+
 struct gr_context *gr_context_find(struct gr_core *core, void *handle)
 {
         struct gr_context *context;

@@ -165,6 +165,9 @@ static inline void gr_count(struct gr_core *core, enum gr_counter counter, uint6
         gr_trace_add(GR_ENTRY_COUNTER, GR_ENTRY_NO_DEVICE, counter, 0, n);
 }
 
+/* Counts a run of a rung for a device: it began at begin_ns and gave bytes. */
+void gr_count_rung(struct gr_core *core, int device, enum gr_rung rung, uint64_t begin_ns, uint64_t bytes);
+
 /* Below, no lock of core/ is held unless a comment says otherwise. */
 
 /* The context of this handle, or NULL. */

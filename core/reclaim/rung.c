@@ -19,12 +19,6 @@
 #define GATE_NS       UINT64_C(100000000)  /* longest wait for captures of other threads to end */
 #define GATE_PAUSE_NS UINT64_C(50000)
 
-const char *const gr_rung_words[GR_RUNG_COUNT] = {
-#define GR_RUNG_WORD(id, word) word,
-        GR_RUNGS(GR_RUNG_WORD)
-#undef GR_RUNG_WORD
-};
-
 struct reclaim {
         uint64_t want_bytes;
         uint64_t back_bytes;
@@ -208,7 +202,6 @@ static uint64_t run(struct gr_context *context, enum gr_rung rung, uint64_t want
 {
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
-        struct gr_rung_counters *counters = &core->counters.rungs[rung];
         struct reclaim reclaim = {.want_bytes = want_bytes, .locked = locked};
         uint64_t begin_ns = core->driver->now_ns();
 
@@ -259,9 +252,7 @@ static uint64_t run(struct gr_context *context, enum gr_rung rung, uint64_t want
         default: /* part of the climb itself */
                 return 0;
         }
-        atomic_fetch_add(&counters->tries, 1);
-        atomic_fetch_add(&counters->bytes, reclaim.back_bytes);
-        atomic_fetch_add(&counters->ns, core->driver->now_ns() - begin_ns);
+        gr_count_rung(core, device->ordinal, rung, begin_ns, reclaim.back_bytes);
         *ret_overtaken = reclaim.overtaken;
         return reclaim.back_bytes;
 }

@@ -14,8 +14,6 @@ struct gr_context;
 
 #define GR_SYNC_NS UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free waits for ever */
 
-extern const char *const gr_rung_words[GR_RUNG_COUNT];
-
 /*
  * Runs one rung, PURGE to NEIGHBOUR, for want_bytes on the context's device, on all contexts of that device. Returns
  * the bytes that the device got back; for PURGE and DROP the bytes that the program has freed, which may be in the

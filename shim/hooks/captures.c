@@ -85,6 +85,7 @@ void gr_capture_over(uint64_t number, CUcontext context)
         GR_KEEP_ERRNO;
 
         while ((number || context) && remove_one(number, context, &removed)) {
+                gr_trace_add(GR_ENTRY_CAPTURE_END, GR_ENTRY_NO_DEVICE, 0, removed.number, 0);
                 if (removed.hold) {
                         gr_pool_end_capture(removed.hold, !removed.forked);
                         gr_graph_hold_release(removed.hold);
@@ -164,6 +165,7 @@ void gr_capture_began(const struct gr_capture *capture)
         capturing[capturing_count] = *capture;
         capturing[capturing_count].thread = &per_thread_stream;
         capturing[capturing_count++].number = ++captures_begun;
+        gr_trace_add(GR_ENTRY_CAPTURE_BEGIN, GR_ENTRY_NO_DEVICE, 0, captures_begun, 0);
         gr_unlock(&capturing_lock);
 }
 

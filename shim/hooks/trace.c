@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/no_cancel.h"
 #include "driver/operations.h"
+#include "driver/real.h"
 #include "system/environment.h"
 
 #define BATCH_BYTES  (GR_TRACE_BATCH * sizeof(struct gr_trace_entry))
@@ -186,6 +187,9 @@ GR_HELD(lock) static int create(void)
                 return -errno;
         clock_gettime(CLOCK_REALTIME, &now);
         first.began_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+        for (int i = 0; i < GR_TRACE_DEVICES && gr_real.cuDeviceGetName; i++)
+                if (gr_real.cuDeviceGetName(first.devices[i], sizeof(first.devices[i]), i) != CUDA_SUCCESS)
+                        break;
         command = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
         if (command >= 0) {
                 ssize_t ignored = read(command, first.command, sizeof(first.command) - 1);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/log.h"
 
 /* An allocation that lives in the trace. */
 struct live {
@@ -76,8 +77,7 @@ static int allocated(struct reader *reader, struct gr_trace_op *op)
                 return -ENOMEM;
         live->ptr = op->ptr;
         live->bytes = op->bytes;
-        live->slot = reader->spare_count > 0 ? reader->spare_slots[--reader->spare_count]
-                                                  : reader->trace.slot_count++;
+        live->slot = reader->spare_count > 0 ? reader->spare_slots[--reader->spare_count] : reader->trace.slot_count++;
         HASH_ADD(hh, reader->live, ptr, sizeof(live->ptr), live);
         op->slot = live->slot;
         reader->live_bytes += op->bytes;
@@ -206,11 +206,11 @@ static int read_entry(struct reader *reader, const struct entry *entry)
         if (what == GR_ENTRY_HIT || what == GR_ENTRY_MISS || what == GR_ENTRY_FREE)
                 return add(reader, op, (uint32_t)entry->head);
         if (what == GR_ENTRY_COUNTER && detail < GR_COUNTER_COUNT)
-                trace->counters[detail] += entry->bytes;
+                trace->counters.counts[detail] += entry->bytes;
         if (what == GR_ENTRY_RUNG && detail < GR_RUNG_COUNT) {
-                trace->rungs[detail].tries++;
-                trace->rungs[detail].bytes += entry->bytes;
-                trace->rungs[detail].ns += entry->address;
+                trace->counters.rungs[detail].tries++;
+                trace->counters.rungs[detail].bytes += entry->bytes;
+                trace->counters.rungs[detail].ns += entry->address;
         }
         return 0;
 }
@@ -251,21 +251,35 @@ static int read_entries(struct reader *reader, FILE *file)
         return rc;
 }
 
+/* One text of words that each end in a NUL; the file may contain anything. */
+static void make_text(char *text, size_t bytes)
+{
+        text[--bytes] = '\0';
+        while (bytes > 0 && text[bytes - 1] == '\0')
+                bytes--;
+        gr_log_clean(text, bytes);
+}
+
 static int read_file(struct reader *reader, FILE *file, size_t *ret_line)
 {
-        struct gr_trace_header header;
+        struct gr_trace_header *header = reader->trace.header = calloc(1, sizeof(*header));
 
-        if (fread(&header, sizeof(header), 1, file) != 1 ||
-            memcmp(header.magic, GR_TRACE_MAGIC, sizeof(header.magic))) {
+        if (!header)
+                return -ENOMEM;
+        if (fread(header, sizeof(*header), 1, file) != 1 ||
+            memcmp(header->magic, GR_TRACE_MAGIC, sizeof(header->magic)) != 0) {
+                free(header);
+                reader->trace.header = NULL;
                 rewind(file);
                 return read_lines(reader, file, ret_line);
         }
-        if (header.version != GR_TRACE_VERSION || header.header_bytes != sizeof(header) ||
-            header.entry_bytes != sizeof(struct gr_trace_entry) || header.batch_entries != GR_TRACE_BATCH)
+        if (header->version != GR_TRACE_VERSION || header->header_bytes != sizeof(*header) ||
+            header->entry_bytes != sizeof(struct gr_trace_entry) || header->batch_entries != GR_TRACE_BATCH)
                 return -EPROTONOSUPPORT;
-        reader->trace.binary = true;
-        reader->trace.begin_is_missing = header.claimed > header.ring;
-        reader->trace.began_ns = header.began_ns;
+        make_text(header->command, sizeof(header->command));
+        for (int i = 0; i < GR_TRACE_DEVICES; i++)
+                make_text(header->devices[i], sizeof(header->devices[i]));
+        reader->trace.begin_is_missing = header->claimed > header->ring;
         return read_entries(reader, file);
 }
 
@@ -308,5 +322,6 @@ void gr_trace_free(struct gr_trace *trace)
 {
         free(trace->ops);
         free(trace->thread_ids);
+        free(trace->header);
         *trace = (struct gr_trace){0};
 }

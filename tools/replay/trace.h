@@ -31,13 +31,10 @@ struct gr_trace {
         size_t skipped; /* lines: frees of what the trace never allocated, failed allocations, an unfinished last one */
 
         /* Only from a file of GPURECLAIM_TRACE. */
-        bool binary, begin_is_missing;
-        uint64_t began_ns;             /* by the clock of the day, since 1970 */
+        struct gr_trace_header *header; /* its texts end and are printable; NULL: another file */
+        bool begin_is_missing;
         size_t counts[GR_ENTRY_COUNT]; /* entries */
-        uint64_t counters[GR_COUNTER_COUNT];
-        struct gr_trace_rung {
-                uint64_t tries, bytes, ns;
-        } rungs[GR_RUNG_COUNT];
+        struct gr_counters counters;   /* their sums */
 };
 
 /*
