@@ -111,13 +111,13 @@ static bool claim(void)
 }
 
 /*
- * Whether the thread's batch may soon be used again by another thread: it has written so little that others are half a
- * ring ahead of it.
+ * Whether another thread may soon use the thread's batch again: it has written so little that others are half the file
+ * ahead of it.
  */
 static bool is_behind(void)
 {
         return atomic_load_explicit(&header->claimed, memory_order_relaxed) - own.batch >
-               atomic_load_explicit(&header->ring, memory_order_relaxed) / 2;
+               atomic_load_explicit(&header->batches, memory_order_relaxed) / 2;
 }
 
 static void write_at(uint64_t now_ns, enum gr_entry what, int device, unsigned detail, uint64_t address, uint64_t bytes)

@@ -67,7 +67,7 @@ is "$out" "$all_help"
 want 0 "$tool" --version
 has "$out" "gpureclaim [0-9]*.[0-9]"
 read -ra commands < <(sed -n 's/^  \([a-z]*\)  .*/\1/p' <<<"$all_help" | tr '\n' ' ')
-[[ " ${commands[*]} " == *" run status "*" limit threshold reclaim wait report options doctor help " ]] || is "${commands[*]}" all
+[[ " ${commands[*]} " == *" run record status "*" limit threshold reclaim wait report options doctor help " ]] || is "${commands[*]}" all
 for command in "${commands[@]}"; do
         want 0 "$tool" help "$command"
         has "$out" "Usage: gpureclaim $command"
@@ -279,6 +279,15 @@ has "$out" "peak of live memory: 5.000 MiB in 3 blocks, at 0.002 s
     2.000 MiB in 1 block of 2.000 MiB, the oldest allocated at 0.002 s
     4.000 KiB in 1 block of 4.000 KiB, the oldest allocated at 0.500 s"
 has "$out" "not counted: 2 lines"
+want 0 "$tool" report --csv "$trace"
+is "$out" "Thread,Time,Action,Pointer,Size,Stream
+1,0,allocate,0x1000,1048576,0x0
+1,1000000,allocate,0x200000,2097152,0x0
+2,2000000,allocate,0x400000,2097152,0x0
+1,3000000,free,0x1000,1048576,0x0
+1,11000000,free,0x200000,2097152,0x0
+1,500000000,allocate,0x600000,4096,0x0"
+mistake 2 "report takes one FILE" "$tool" report --csv --json "$trace"
 want 0 "$tool" report --json "$trace"
 has "$out" '"lifetime_median_ns": 10000000,'
 has "$out" '"bytes": 5242880,'

@@ -1,0 +1,180 @@
+#!/usr/bin/env bash
+# The trace of GPURECLAIM_TRACE: what is in it when a program is killed, and that it ends no program.
+#
+#   trace_test.sh TRACED PROCESS COMMAND
+#
+# TRACED and PROCESS are the programs of those names, COMMAND is gpureclaim; GR_TEST_SHIM is the library, GR_TEST_SIM the
+# simulated device.
+set -u
+
+traced=$(realpath "$1") process=$(realpath "$2") command=$(realpath "$3")
+folder=$(mktemp -d) || exit 2
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit 2
+failed=0
+
+fail() {
+        printf 'FAILED: %s\n' "$*"
+        [ ! -s err ] || sed 's/^/    /' err | head -n 5 | cut -c1-200
+        failed=1
+}
+
+# run PROGRAM [ARGUMENT...]: with a trace in the file "trace", output in "out", status in $status.
+status=0
+run() {
+        timeout 30 env --default-signal GPURECLAIM_TRACE=trace "LD_LIBRARY_PATH=$GR_TEST_SIM" "LD_PRELOAD=$GR_TEST_SHIM" \
+                "$@" >out 2>err
+        status=$?
+}
+
+# count ACTION [TEXT]: how many operations of the trace are of that kind, and have the text.
+count() {
+        "$command" report --csv trace | grep ",$1," | grep -c -- "${2:-}"
+}
+
+# is WHAT WANTED FOUND
+is() {
+        [ "$2" = "$3" ] || fail "$1: $3 instead of $2"
+}
+
+# All that was written before a kill is there, of both threads.
+run "$traced" killed
+is "killed: exit status" 137 $status
+is "killed: allocations" 2001 "$(count allocate)"
+is "killed: frees" 2000 "$(count free)"
+is "killed: threads" 2 "$("$command" report --csv trace | tail -n +2 | cut -d, -f1 | sort -u | wc -l)"
+"$command" report trace >said || fail "killed: no report"
+for text in "4001 operations by 2 threads" "program: $traced killed (process " "GPU 0: Simulated device" \
+        "allocations; 0 were refused" "live at the end: 12.056 KiB in 1 block"; do
+        grep -qF "$text" said || fail "killed: not in the report: $text"
+done
+hits=$("$command" report --json trace | sed -n 's/^  "\(hits\|misses\)": \([0-9]*\),/\1=\2/p' | tr '\n' ' ')
+[[ $hits =~ ^hits=([0-9]+)\ misses=([0-9]+)\ $ ]] && ((BASH_REMATCH[1] + BASH_REMATCH[2] == 2001 && BASH_REMATCH[2] > 0 &&
+        BASH_REMATCH[2] < 100)) || fail "killed: $hits"
+
+# Likewise by another process, in the middle: a free follows each allocation, but perhaps the last one.
+mkfifo more
+timeout 30 env GPURECLAIM_TRACE=trace "LD_LIBRARY_PATH=$GR_TEST_SIM" "LD_PRELOAD=$GR_TEST_SHIM" "$traced" wraps 100000000 &
+sleep 1
+kill -9 "$(pgrep -P $!)"
+wait $! 2>/dev/null
+allocations=$(count allocate) frees=$(count free)
+[ "$allocations" -gt 1000 ] && [ $((allocations - frees)) -le 1 ] && [ "$frees" -le "$allocations" ] ||
+        fail "killed in the middle: $allocations allocations, $frees frees"
+
+# What is refused is told, and which rungs were climbed for it.
+run env GPURECLAIM_HARD_LIMIT=1MiB GPURECLAIM_LOG=silent "$traced" killed
+run env GPURECLAIM_HARD_LIMIT=4096 GPURECLAIM_LOG=silent "$traced" killed
+is "refused: exit status" 99 $status
+"$command" report trace >said
+grep -q 'of 0 allocations; 1 were refused' said && grep -q 'ladder, trim: 1 times' said || fail "refused: $(cat said)"
+
+# A file that cannot grow: its oldest part is used again, without a signal for the program.
+run bash -c "ulimit -f 2000 && exec env GPURECLAIM_POOL=bins $traced wraps 100000"
+is "the largest file: exit status" 0 $status
+grep -q 'cannot grow beyond 1 MiB, its oldest part is lost: File too large' err || fail "the largest file: no warning"
+[ "$(wc -l <err)" -eq 1 ] || fail "the largest file: more than one warning"
+[ "$(count allocate)" -gt 10000 ] && [ "$(count allocate)" -lt 20000 ] || fail "the largest file: $(count allocate) allocations"
+is "the largest file: the last block" 1 "$(count allocate ,12345,)"
+"$command" report trace | grep -q 'the beginning is missing' || fail "the largest file: the report does not say so"
+"$command" report --json trace | grep -q '"begin_is_missing": true' || fail "the largest file: nor as JSON"
+
+# A thread that wrote long ago does not write to what is used again next.
+run bash -c "ulimit -f 2000 && exec env GPURECLAIM_POOL=bins $traced behind"
+is "a slow thread: exit status" 0 $status
+is "a slow thread: its block" 1 "$(count allocate ,12345,)"
+
+# Nor is one that cannot have its first part.
+run bash -c "ulimit -f 8 && exec env GPURECLAIM_POOL=bins $traced wraps 100"
+is "no room: exit status" 0 $status
+grep -q 'GPURECLAIM_TRACE: .*: File too large' err || fail "no room: no warning"
+is "no room: operations" 0 "$(count '[a-z]*')"
+
+# A disk that is full: a page without room would end the program.
+mkdir disk
+if mount -t tmpfs -o size=2m none disk 2>/dev/null; then
+        trap 'umount "$folder/disk"; rm -rf "$folder"' EXIT
+        run env "GPURECLAIM_TRACE=$folder/disk/trace" "$traced" wraps 100000
+        is "a full disk: exit status" 0 $status
+        grep -q 'its oldest part is lost: No space left' err || fail "a full disk: no warning"
+        "$command" report disk/trace | grep -q 'the beginning is missing' || fail "a full disk: the report does not say so"
+else
+        echo "no file system can be mounted: a full disk was not tried"
+fi
+
+# Another process takes the name: the first one goes on with the file that it has.
+timeout 30 env GPURECLAIM_TRACE=trace "LD_LIBRARY_PATH=$GR_TEST_SIM" "LD_PRELOAD=$GR_TEST_SHIM" "$traced" until \
+        <more >first 2>first.err &
+exec 3>more
+until grep -q begun first; do sleep 0.05; done
+run "$traced" wraps 10
+exec 3>&-
+wait $!
+is "a name that another process takes: exit status" 0 $?
+grep -q worked first || fail "a name that another process takes: $(cat first)"
+grep -q 'cannot grow beyond 1 MiB' first.err || fail "a name that another process takes: no warning"
+is "a name that another process takes: allocations" 11 "$(count allocate)"
+
+# A program that closes all descriptors has its own files, and the trace goes on, also where it grows later.
+run "$process" closes-all
+is "closes all: exit status" 0 $status
+is "closes all: its file" "4 bytes in its file" "$(sort -u out)"
+is "closes all: frees" 4040 "$(count free)"
+[ ! -s err ] || fail "closes all: a warning"
+
+# A child after fork writes nothing into its parent's trace.
+run "$process" fork
+is "fork: exit status" 0 $status
+is "fork: allocations" 81 "$(count allocate)"
+is "fork: frees" 81 "$(count free)"
+
+# The file is no other than a new one.
+ln -s elsewhere link
+run env GPURECLAIM_TRACE=link "$traced" wraps 10
+is "a link: exit status" 0 $status
+grep -q 'GPURECLAIM_TRACE: cannot write .*/link: it is no regular file' err || fail "a link: no warning"
+run env GPURECLAIM_TRACE=none/trace "$traced" wraps 10
+is "no folder: exit status" 0 $status
+grep -q 'GPURECLAIM_TRACE: cannot write .*/none/trace: No such file' err || fail "no folder: no warning"
+
+# Files that are not whole, or another version's.
+run "$traced" wraps 10
+head -c 4100 trace >short && "$command" report short >said || fail "cut off after the header"
+grep -q 'short: 0 operations' said || fail "cut off after the header: $(cat said)"
+head -c 4095 trace >short && "$command" report short >/dev/null 2>said && fail "cut off in the header"
+{ head -c 8 trace && printf '\002' && tail -c +10 trace; } >newer
+"$command" report newer >/dev/null 2>said && fail "another version"
+grep -q 'newer: a trace of another version of gpureclaim' said || fail "another version: $(cat said)"
+
+# record: a trace for each process, named at the end; the exit status is the program's.
+mkdir recorded
+"$command" record --sim -o recorded/it -- "$traced" wraps 10 >out 2>err
+is "record: exit status" 0 $?
+is "record: output" worked "$(cat out)"
+files=(recorded/it.*.trace)
+is "record: files" 1 ${#files[@]}
+is "record: said" "gpureclaim: recorded ${files[0]}; to read it: gpureclaim report ${files[0]}" "$(cat err)"
+"$command" report "${files[0]}" | grep -q '21 operations' || fail "record: the trace"
+rm -f recorded/*
+"$command" record --sim -o recorded/it sh -c "$traced wraps 1; cd /; $traced wraps 1; exit 7" >out 2>err
+is "record, two processes: exit status" 7 $?
+is "record, two processes: said" 2 "$(grep -c 'recorded recorded/it' err)"
+(
+        "$command" record --sim -o recorded/killed "$traced" killed 2>err
+        exit $?
+) 2>/dev/null
+is "record, killed: exit status" 137 $?
+grep -q 'recorded recorded/killed' err || fail "record, killed: not named"
+"$command" record --sim -o recorded/told "$traced" until <more >out 2>err &
+exec 3>more
+until grep -q begun out; do sleep 0.05; done
+kill $!
+wait $! 2>/dev/null
+is "record, told to end: exit status" 143 $?
+exec 3>&-
+grep -q 'recorded recorded/told' err || fail "record, told to end: not named"
+"$command" record --sim -o recorded/none true 2>err
+is "record, no CUDA: exit status" 0 $?
+grep -q 'no trace was written' err || fail "record, no CUDA: nothing is said"
+
+exit $failed

@@ -1,0 +1,97 @@
+/*
+ * A program whose trace is looked at (trace_test.sh). `traced MODE [COUNT]`: what it allocates is known to the byte.
+ *
+ *   killed   a thread allocates and frees ROUNDS blocks, then the first thread; one block stays; then it kills itself
+ *   until    goes on until its standard input ends
+ *   wraps    COUNT rounds, then one block stays
+ *   behind   a second thread allocates, waits for a while, and allocates a block of its own size, which stays; 28000
+ *            entries later 10000 more follow
+ */
+#include <cuda.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "check.h"
+
+#define ROUNDS 1000
+#define BLOCK  65536
+#define KEPT   12345
+
+static CUcontext context;
+static pthread_barrier_t turn;
+
+static void rounds(int count)
+{
+        CUdeviceptr ptr;
+
+        for (int i = 0; i < count; i++) {
+                GR_MUST(cuMemAlloc(&ptr, BLOCK));
+                GR_MUST(cuMemFree(ptr));
+        }
+}
+
+static void keep(void)
+{
+        CUdeviceptr ptr;
+
+        GR_MUST(cuMemAlloc(&ptr, KEPT));
+}
+
+static void *in_thread(void *slow)
+{
+        GR_MUST(cuCtxSetCurrent(context));
+        if (!slow) {
+                rounds(ROUNDS);
+                return NULL;
+        }
+        rounds(1);
+        pthread_barrier_wait(&turn);
+        pthread_barrier_wait(&turn);
+        keep();
+        return NULL;
+}
+
+int main(int argc, char **argv)
+{
+        const char *mode = argc > 1 ? argv[1] : "";
+        pthread_t thread;
+        char byte;
+
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
+        if (strcmp(mode, "killed") == 0) {
+                GR_MUST(pthread_create(&thread, NULL, in_thread, NULL));
+                GR_MUST(pthread_join(thread, NULL));
+                rounds(ROUNDS);
+                keep();
+                raise(SIGKILL);
+        } else if (strcmp(mode, "until") == 0) {
+                rounds(ROUNDS);
+                printf("begun\n");
+                fflush(stdout);
+                while (read(STDIN_FILENO, &byte, 1) > 0)
+                        ;
+                rounds(20 * ROUNDS);
+        } else if (strcmp(mode, "wraps") == 0 && argc > 2) {
+                rounds(atoi(argv[2]));
+                keep();
+        } else if (strcmp(mode, "behind") == 0) {
+                pthread_barrier_init(&turn, NULL, 2);
+                GR_MUST(pthread_create(&thread, NULL, in_thread, &turn));
+                pthread_barrier_wait(&turn);
+                rounds(14000);
+                pthread_barrier_wait(&turn);
+                GR_MUST(pthread_join(thread, NULL));
+                rounds(5000);
+        } else {
+                fprintf(stderr, "usage: traced MODE [COUNT]\n");
+                return 2;
+        }
+        printf("worked\n");
+        return 0;
+}
