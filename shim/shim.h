@@ -10,7 +10,7 @@
  *             captures.c), submit.c, sync.c; runtime.c for functions of the shared runtime; segment_export.c and
  *             segment_import.c for blocks that processes share; stream_ordered.c, vmm.c, ipc.c, managed.c, array.c,
  *             graph.c, graph_memory.c, module.c and pinned_host.c for memory that the pool of device memory does not
- *             serve; nvml_views.c for NVML's answers; trace.c writes down what they allocate and free
+ *             serve; nvml_views.c for NVML's answers; trace.c records what they allocate and free
  *   process/  the public functions (api.c), and what sets all of it up: the background thread, fork and exit
  *             (process.c)
  *   lookup/   answers the program's look-ups of driver functions with hooks (lookup.c, dlsym.S)

@@ -49,7 +49,8 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, u
         assert(context && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && rc <= 0);
         if (rc)
                 return rc;
-        gr_trace_begin_alloc();
+        if (gr_trace_is_on())
+                gr_trace_begin_alloc();
         if (!ptr && captures)
                 in_hold = gr_captures_alloc_in_hold(context, bytes, &ptr);
         if (!ptr) /* while a capture is open the fast path was left out */
@@ -59,7 +60,8 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, u
                 if (captures && !in_hold)
                         gr_captures_hold(ptr);
         }
-        gr_trace_end_alloc(context, ptr, bytes, rc);
+        if (gr_trace_is_on())
+                gr_trace_end_alloc(context, ptr, bytes, rc);
         return rc;
 }
 
@@ -147,7 +149,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
         if (key.pitch_bytes) {
                 rc = gr_memory_alloc(context, key.pitch_bytes * height, dptr);
         } else {
-                gr_trace_begin_alloc();
+                if (gr_trace_is_on())
+                        gr_trace_begin_alloc();
                 rc = gr_pool_alloc_by(context, ((width_bytes + 511) & ~(size_t)511) * height, alloc_pitched, &request,
                                       &ptr);
                 if (rc == 0) {
@@ -157,7 +160,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
                         if (gr_captures_are_open())
                                 gr_captures_hold(ptr);
                 }
-                gr_trace_end_alloc(context, rc ? 0 : ptr, (rc ? width_bytes : key.pitch_bytes) * height, rc);
+                if (gr_trace_is_on())
+                        gr_trace_end_alloc(context, rc ? 0 : ptr, (rc ? width_bytes : key.pitch_bytes) * height, rc);
         }
         if (rc == 0)
                 *pitch = key.pitch_bytes;

@@ -151,8 +151,6 @@ void gr_trace_begin_alloc(void)
 
 void gr_trace_end_alloc(struct gr_context *context, CUdeviceptr ptr, size_t bytes, int rc)
 {
-        if (!gr_trace_is_on())
-                return;
         add(rc ? GR_ENTRY_REFUSED : own.missed ? GR_ENTRY_MISS : GR_ENTRY_HIT, context->device->ordinal, 0, ptr, bytes);
 }
 

@@ -8,11 +8,12 @@
 /* Opens the file that GPURECLAIM_TRACE names, if any; once, in the process that uses CUDA. */
 void gr_trace_init(void);
 
-/* Called around each allocation of the program, whose result is rc, also where there is no trace. */
+/*
+ * Called where there is a trace: around each allocation of the program, whose result is rc; and after each free, with
+ * the time before it.
+ */
 void gr_trace_begin_alloc(void);
 void gr_trace_end_alloc(struct gr_context *context, CUdeviceptr ptr, size_t bytes, int rc);
-
-/* Called where there is a trace, after a free, with the time before it. */
 void gr_trace_free(CUdeviceptr ptr, uint64_t before_ns);
 
 #endif

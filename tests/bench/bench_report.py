@@ -36,6 +36,7 @@ TABLES = {
     "streams": "malloc, short kernel, free over streams in turn, and the kernels alone",
     "live": "One block freed and another allocated among many live ones (512 B to 4 KiB)",
     "policies": "How freed memory becomes safe to reuse (`GPURECLAIM_REUSE`)",
+    "trace": "A trace (`GPURECLAIM_TRACE`), off and on",
     "first call": "The start of a process",
     "pinned": "Pinned host memory, allocated and freed",
     "packages": "Pools of Python packages; Python's own part is in each figure",

@@ -45,6 +45,13 @@ for policy in native auto barrier poll; do
                 fail "no two samples of $policy"
 done
 
+# A trace costs something, and is not left behind.
+bench --only tracing "$build"
+[ $status -eq 0 ] || fail "exit status $status: $(tail -n 3 "$folder/said")"
+for column in off on; do
+        [ "$(rows "^trace,trace,pair 64 KiB,$column,us,")" -eq 1 ] || fail "not one figure with the trace $column"
+done
+
 # A program that fails is named, and the others are still measured.
 mkdir -p "$folder/broken/tests/bench"
 ln -s "$build/shim" "$build/tools" "$folder/broken/"
@@ -69,8 +76,9 @@ for program in call_loop pair_driver pair_shared; do
 done
 
 # A recorded trace has each allocation, whichever way it went, and each free of it before the next.
-GPURECLAIM_TRACE=$folder/recorded.csv LD_LIBRARY_PATH=$build/tools/sim LD_PRELOAD=$build/shim/libgpureclaim.so \
+GPURECLAIM_TRACE=$folder/recorded.trace LD_LIBRARY_PATH=$build/tools/sim LD_PRELOAD=$build/shim/libgpureclaim.so \
         "$build/tests/bench/call_loop" 300 >"$folder/said" 2>&1 || fail "pairs with a trace: $(tail -n 1 "$folder/said")"
+"$build/tools/gpureclaim" report --csv "$folder/recorded.trace" >"$folder/recorded.csv" || fail "no trace of 300 pairs"
 awk -F, 'NR > 1 && ($3 != (NR % 2 ? "free" : "allocate") || (NR % 2 && $4 != ptr)) { wrong++ }
         { ptr = $4 }
         END { exit wrong > 0 || NR != 601 }' "$folder/recorded.csv" || fail "a trace of 300 pairs"

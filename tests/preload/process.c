@@ -257,7 +257,7 @@ static void tell_own_file(void)
 }
 
 /* As daemons do, it closes what it did not open itself; its own file then has one of those numbers, to the end. */
-static int close_all(int works)
+static int closes_all(void)
 {
         char path[] = "/tmp/gr-process-XXXXXX";
 
@@ -268,22 +268,10 @@ static int close_all(int works)
                 close(fd);
         own_file = mkstemp(path);
         GR_MUST(own_file < 0 || unlink(path) || write(own_file, "data", 4) != 4);
-        for (int i = 0; i < works; i++)
+        for (int i = 0; i < 100; i++)
                 work();
         tell_own_file();
         return 0;
-}
-
-/* A trace is written before the end. */
-static int closes_all(void)
-{
-        return close_all(100);
-}
-
-/* A trace is written at the end. */
-static int closes_last(void)
-{
-        return close_all(0);
 }
 
 /* For a moment no thread can be made, as at the limit of a container; what needed one then happens later. */
@@ -598,7 +586,6 @@ int main(int argc, char **argv)
                 {"looked-up", looked_up},
                 {"moved", moved},
                 {"closes-all", closes_all},
-                {"closes-last", closes_last},
                 {"cancel", cancel},
                 {"cancel-first", cancel_first},
                 {"cancel-last", cancel_last},

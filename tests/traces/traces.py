@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Allocation traces in few bytes: what GPURECLAIM_TRACE writes, without what a replay does not need.
+"""Allocation traces in few bytes: what gpureclaim report --csv writes of them, without what a replay does not need.
 
     traces.py pack TRACE.csv FILE.trace.xz [NOTE...]
     traces.py unpack FILE.trace.xz TRACE.csv
