@@ -157,6 +157,23 @@ static void print_moment(const struct report *report, const struct moment *momen
                        rest.count, blocks(rest.count), moment->group_count - SIZES_SHOWN);
 }
 
+/* Memory that the pool does not serve. */
+static void print_kind(int device, int kind, const struct gr_trace_kind *of)
+{
+        static const char *const words[] = {
+#define WORDS(id, name, words) words,
+                GR_MEMORY_KINDS(WORDS)
+#undef WORDS
+        };
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
+
+        printf("  %s", words[kind]);
+        if (device < GR_TRACE_DEVICES)
+                printf(" of GPU %d", device);
+        printf(": at most %s, at the end %s\n", gr_size_format(of->peak_bytes, a, sizeof(a)),
+               gr_size_format(of->end_bytes, b, sizeof(b)));
+}
+
 /* What only a trace of the library tells. */
 static void print_run(const struct gr_trace *trace)
 {
@@ -172,6 +189,10 @@ static void print_run(const struct gr_trace *trace)
                 printf("  the beginning is missing: the file could not grow, and its oldest part was used again\n");
         printf("  the driver was asked for %zu of %zu allocations; %zu were refused\n", trace->counts[GR_ENTRY_MISS],
                trace->counts[GR_ENTRY_MISS] + trace->counts[GR_ENTRY_HIT], trace->counts[GR_ENTRY_REFUSED]);
+        for (int i = 0; i <= GR_TRACE_DEVICES; i++)
+                for (int kind = 0; kind < GR_MEMORY_KIND_COUNT; kind++)
+                        if (trace->kinds[i][kind].peak_bytes > 0)
+                                print_kind(i, kind, &trace->kinds[i][kind]);
         if (trace->counts[GR_ENTRY_LIMIT] > 0)
                 printf("  limits changed: %zu times\n", trace->counts[GR_ENTRY_LIMIT]);
         if (trace->counts[GR_ENTRY_CAPTURE_BEGIN] > 0)

@@ -7,6 +7,9 @@
 
 #include "base/hash.h"
 #include "base/size_class.h"
+#include "base/trace_file.h"
+
+_Static_assert(GR_MEMORY_KIND_COUNT == 8, "a change of them is another GR_TRACE_VERSION");
 
 struct gr_slab {
         UT_hash_handle hh;
@@ -133,18 +136,25 @@ void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes)
         gr_budget_answered(device, reserved_bytes);
 }
 
+/* Adds bytes to what the device has of a kind; a negative number takes away. */
+static void add_kind(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)
+{
+        gr_budget_add(&device->kind_bytes[kind], bytes);
+        gr_trace_add(GR_ENTRY_KIND, device->ordinal, kind, 0, atomic_load(&device->kind_bytes[kind]));
+}
+
 int gr_budget_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)
 {
         if (gr_memory_kind_is_charged(kind) && !charge(device, bytes))
                 return -EDQUOT;
         note_peak(device);
-        atomic_fetch_add(&device->kind_bytes[kind], bytes);
+        add_kind(device, kind, bytes);
         return 0;
 }
 
 void gr_budget_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)
 {
-        gr_budget_add(&device->kind_bytes[kind], -bytes);
+        add_kind(device, kind, -bytes);
         if (gr_memory_kind_is_charged(kind))
                 adjust(device, -(int64_t)bytes);
 }
@@ -155,7 +165,7 @@ void gr_budget_force(struct gr_device *device, enum gr_memory_kind kind, uint64_
                 adjust(device, (int64_t)bytes);
                 note_peak(device);
         }
-        atomic_fetch_add(&device->kind_bytes[kind], bytes);
+        add_kind(device, kind, bytes);
 }
 
 bool gr_budget_correct(struct gr_device *device, enum gr_memory_kind kind, struct gr_pooled *pooled,

@@ -18,7 +18,7 @@
 #include "base/attributes.h"
 
 #define GR_TRACE_MAGIC       "GRTRACE" /* with its NUL */
-#define GR_TRACE_VERSION     1         /* another one with each change of what follows, of the counters or the rungs */
+#define GR_TRACE_VERSION     1         /* another one with each change of what follows, of counters, rungs or kinds */
 #define GR_TRACE_BATCH       64        /* entries */
 #define GR_TRACE_DEVICES     16        /* that have a name in the header */
 #define GR_TRACE_BATCHES_MAX (1 << 19) /* 1 GiB */
@@ -31,6 +31,7 @@ enum gr_entry {
         GR_ENTRY_REFUSED,       /* an allocation of bytes that failed */
         GR_ENTRY_COUNTER,       /* the counter `detail` (base/counters.def) grew by bytes */
         GR_ENTRY_RUNG,          /* the rung `detail` of the ladder ran for address ns and gave bytes */
+        GR_ENTRY_KIND,          /* the device has bytes of memory of the kind `detail` (account/memory_kind.h) */
         GR_ENTRY_LIMIT,         /* the hard limit (detail 0) or the release threshold (1) is bytes from now on */
         GR_ENTRY_CAPTURE_BEGIN, /* address: its number in the process */
         GR_ENTRY_CAPTURE_END,

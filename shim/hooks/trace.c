@@ -66,40 +66,33 @@ GR_HELD(lock) static int extend(uint64_t batches)
 /* Makes the file reach to this batch, if it may still grow. */
 static __attribute__((noinline)) void grow(uint64_t batch)
 {
+        uint64_t batches;
         GR_KEEP_ERRNO;
         GR_NO_CANCEL;
 
         gr_lock(&lock);
-        for (;;) {
-                uint64_t batches = atomic_load(&header->batches);
-                int rc;
+        while (batches = atomic_load(&header->batches), batch >= batches && batches < atomic_load(&header->ring)) {
+                int rc = extend(batches);
 
-                if (batch < batches || batches == atomic_load(&header->ring))
-                        break;
-                rc = extend(batches);
                 if (rc == 0) {
                         atomic_store(&header->batches, batches + STEP);
                         continue;
                 }
                 gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: %s cannot grow beyond %llu MiB, its oldest part is lost: %s",
                        path.text, (unsigned long long)(batches * BATCH_BYTES >> 20), strerror(-rc));
-                if (batches == 0)
-                        atomic_store(&gr_trace_to, NULL);
                 atomic_store(&header->ring, batches);
         }
         gr_unlock(&lock);
 }
 
-/* Takes another batch for this thread. False: there is none. */
-static bool claim(void)
+/* Takes another batch for this thread. */
+static void claim(void)
 {
         uint64_t batch = atomic_fetch_add_explicit(&header->claimed, 1, memory_order_relaxed), ring;
 
         if (batch >= atomic_load(&header->batches))
                 grow(batch);
         ring = atomic_load(&header->ring);
-        if (ring == 0)
-                return false;
         own.batch = batch;
         own.next = (struct gr_trace_entry *)(header + 1) + batch % ring * GR_TRACE_BATCH;
         own.end = own.next + GR_TRACE_BATCH;
@@ -107,7 +100,6 @@ static bool claim(void)
                 memset(own.next, 0, BATCH_BYTES); /* so that nothing of before stands behind what is new */
         if (!own.thread)
                 own.thread = (uint32_t)syscall(SYS_gettid);
-        return true;
 }
 
 /*
@@ -124,8 +116,8 @@ static void write_at(uint64_t now_ns, enum gr_entry what, int device, unsigned d
 {
         struct gr_trace_entry *entry;
 
-        if (__builtin_expect(own.next == own.end || is_behind(), 0) && !claim())
-                return;
+        if (__builtin_expect(own.next == own.end || is_behind(), 0))
+                claim();
         entry = own.next++;
         entry->time_ns = now_ns - begin_ns;
         entry->address = address;
@@ -139,7 +131,8 @@ static void write_at(uint64_t now_ns, enum gr_entry what, int device, unsigned d
 /* For gr_trace_to. */
 static void add(enum gr_entry what, int device, unsigned detail, uint64_t address, uint64_t bytes)
 {
-        if (what == GR_ENTRY_RUNG || (what == GR_ENTRY_COUNTER && detail == GR_COUNTER_driver_allocs))
+        if (what == GR_ENTRY_RUNG ||
+            (what == GR_ENTRY_COUNTER && (detail == GR_COUNTER_driver_allocs || detail == GR_COUNTER_moved_bytes)))
                 own.missed = true;
         write_at(gr_driver.now_ns(), what, device, detail, address, bytes);
 }
@@ -171,6 +164,7 @@ GR_HELD(lock) static int create(void)
                                         .entry_bytes = sizeof(struct gr_trace_entry),
                                         .batch_entries = GR_TRACE_BATCH,
                                         .pid = (uint64_t)getpid(),
+                                        .batches = STEP,
                                         .ring = GR_TRACE_BATCHES_MAX};
         struct timespec now;
         struct stat old;
@@ -205,7 +199,7 @@ GR_HELD(lock) static int create(void)
                         header = mapped;
         }
         close(fd);
-        return rc;
+        return rc ? rc : extend(0);
 }
 
 void gr_trace_init(void)
@@ -228,7 +222,5 @@ void gr_trace_init(void)
         if (rc)
                 return;
         begin_ns = gr_driver.now_ns();
-        grow(0);
-        if (atomic_load(&header->batches) > 0)
-                atomic_store(&gr_trace_to, add);
+        atomic_store(&gr_trace_to, add);
 }

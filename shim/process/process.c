@@ -207,7 +207,6 @@ static void in_child(void)
 {
         if (atomic_load(&in_use))
                 atomic_store(&gr_shim_state, GR_SHIM_OFF);
-        atomic_store(&gr_trace_to, NULL);
         gr_neighbour_forget();
         gr_segment_export_forget();
 }

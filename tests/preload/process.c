@@ -268,7 +268,7 @@ static int closes_all(void)
                 close(fd);
         own_file = mkstemp(path);
         GR_MUST(own_file < 0 || unlink(path) || write(own_file, "data", 4) != 4);
-        for (int i = 0; i < 100; i++)
+        for (int i = 0; i < 500; i++)
                 work();
         tell_own_file();
         return 0;

@@ -119,7 +119,7 @@ is "a name that another process takes: allocations" 11 "$(count allocate)"
 run "$process" closes-all
 is "closes all: exit status" 0 $status
 is "closes all: its file" "4 bytes in its file" "$(sort -u out)"
-is "closes all: frees" 4040 "$(count free)"
+is "closes all: frees" 20040 "$(count free)"
 [ ! -s err ] || fail "closes all: a warning"
 
 # A child after fork writes nothing into its parent's trace.

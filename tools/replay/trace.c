@@ -192,7 +192,8 @@ static int by_time(const void *a, const void *b)
 static int read_entry(struct reader *reader, const struct entry *entry)
 {
         struct gr_trace *trace = &reader->trace;
-        unsigned what = entry->head >> 32 & 0xff, detail = (unsigned)(entry->head >> 48);
+        unsigned what = entry->head >> 32 & 0xff, device = entry->head >> 40 & 0xff;
+        unsigned detail = (unsigned)(entry->head >> 48);
         struct gr_trace_op op = {.time_ns = entry->time_ns,
                                  .ptr = entry->address,
                                  .bytes = entry->bytes,
@@ -205,6 +206,15 @@ static int read_entry(struct reader *reader, const struct entry *entry)
         trace->counts[what]++;
         if (what == GR_ENTRY_HIT || what == GR_ENTRY_MISS || what == GR_ENTRY_FREE)
                 return add(reader, op, (uint32_t)entry->head);
+        if (what == GR_ENTRY_KIND && detail < GR_MEMORY_KIND_COUNT &&
+            (device < GR_TRACE_DEVICES || device == GR_ENTRY_NO_DEVICE)) {
+                struct gr_trace_kind *kind =
+                        &trace->kinds[device < GR_TRACE_DEVICES ? device : GR_TRACE_DEVICES][detail];
+
+                kind->end_bytes = entry->bytes;
+                if (kind->peak_bytes < entry->bytes)
+                        kind->peak_bytes = entry->bytes;
+        }
         if (what == GR_ENTRY_COUNTER && detail < GR_COUNTER_COUNT)
                 trace->counters.counts[detail] += entry->bytes;
         if (what == GR_ENTRY_RUNG && detail < GR_RUNG_COUNT) {

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "account/memory_kind.h"
 #include "base/counters.h"
 #include "base/trace_file.h"
 
@@ -35,6 +36,9 @@ struct gr_trace {
         bool begin_is_missing;
         size_t counts[GR_ENTRY_COUNT]; /* entries */
         struct gr_counters counters;   /* their sums */
+        struct gr_trace_kind {
+                uint64_t peak_bytes, end_bytes;
+        } kinds[GR_TRACE_DEVICES + 1][GR_MEMORY_KIND_COUNT]; /* of each device, the host last */
 };
 
 /*
