@@ -66,7 +66,7 @@ enum gr_rank {
         GR_RANK_STREAMS,       /* the library's own streams; held while the driver makes them */
         GR_RANK_NVML,          /* loading NVML */
         GR_RANK_NVML_VIEWS,    /* the functions of NVML that the program would find without the library */
-        GR_RANK_TRACE,         /* the trace; held across write */
+        GR_RANK_TRACE,         /* the trace's file grows; held across write */
         GR_RANK_WORKERS,       /* calls for worker threads */
         GR_RANK_THREADS,       /* the library's threads */
         GR_RANK_METADATA,      /* the pool's own structures; adding to them may take memory from the C library */

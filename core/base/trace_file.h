@@ -50,10 +50,10 @@ struct gr_trace_header {
         char magic[8];
         uint32_t version, header_bytes, entry_bytes, batch_entries;
         uint64_t pid, began_ns; /* by the clock of the day, since 1970 */
-        _Atomic uint64_t claimed, batches, ring;
+        _Atomic uint64_t claimed, ring;
         char devices[GR_TRACE_DEVICES][64]; /* their names; "": none */
         char command[1024];                 /* words, each with its NUL */
-        char rest[1984];
+        char rest[1992];
 };
 
 _Static_assert(sizeof(struct gr_trace_entry) == 32 && sizeof(struct gr_trace_header) == 4096, "as files have it");

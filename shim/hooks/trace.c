@@ -33,6 +33,7 @@ static _Thread_local struct {
 } own __attribute__((tls_model("initial-exec")));
 
 static struct gr_trace_header *header; /* mapped, with the batches behind it, until the process ends */
+static _Atomic uint64_t batches, ring; /* the header has copies, which others may write to */
 static uint64_t begin_ns;
 
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_TRACE); /* the file grows; held across write */
@@ -44,7 +45,7 @@ static struct stat file GR_GUARDED_BY(lock);
  * end the program (SIGBUS), and so would a size that only ftruncate had set. The file is opened anew each time: nothing
  * is left open for a program that closes all descriptors, or for its children. 0 or -errno.
  */
-GR_HELD(lock) static int extend(uint64_t batches)
+GR_HELD(lock) static int extend(uint64_t present)
 {
         static char zeroes[65536];
         struct stat now;
@@ -55,7 +56,7 @@ GR_HELD(lock) static int extend(uint64_t batches)
                 return -errno;
         if (fstat(fd, &now) != 0 || now.st_dev != file.st_dev || now.st_ino != file.st_ino)
                 rc = -ESTALE; /* moved or replaced meanwhile */
-        else if (lseek(fd, (off_t)(sizeof(*header) + batches * BATCH_BYTES), SEEK_SET) < 0)
+        else if (lseek(fd, (off_t)(sizeof(*header) + present * BATCH_BYTES), SEEK_SET) < 0)
                 rc = -errno;
         for (size_t i = 0; !rc && i < STEP * BATCH_BYTES; i += sizeof(zeroes))
                 rc = gr_log_write(fd, zeroes, sizeof(zeroes), GR_WRITE_WAIT_MS);
@@ -66,21 +67,21 @@ GR_HELD(lock) static int extend(uint64_t batches)
 /* Makes the file reach to this batch, if it may still grow. */
 static __attribute__((noinline)) void grow(uint64_t batch)
 {
-        uint64_t batches;
         GR_KEEP_ERRNO;
         GR_NO_CANCEL;
 
         gr_lock(&lock);
-        while (batches = atomic_load(&header->batches), batch >= batches && batches < atomic_load(&header->ring)) {
+        while (batch >= batches && batches < ring) {
                 int rc = extend(batches);
 
                 if (rc == 0) {
-                        atomic_store(&header->batches, batches + STEP);
+                        batches += STEP;
                         continue;
                 }
                 gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: %s cannot grow beyond %llu MiB, its oldest part is lost: %s",
                        path.text, (unsigned long long)(batches * BATCH_BYTES >> 20), strerror(-rc));
-                atomic_store(&header->ring, batches);
+                ring = batches;
+                header->ring = ring;
         }
         gr_unlock(&lock);
 }
@@ -88,16 +89,15 @@ static __attribute__((noinline)) void grow(uint64_t batch)
 /* Takes another batch for this thread. */
 static void claim(void)
 {
-        uint64_t batch = atomic_fetch_add_explicit(&header->claimed, 1, memory_order_relaxed), ring;
+        uint64_t batch = atomic_fetch_add_explicit(&header->claimed, 1, memory_order_relaxed);
 
-        if (batch >= atomic_load(&header->batches))
+        if (batch >= batches)
                 grow(batch);
-        ring = atomic_load(&header->ring);
         own.batch = batch;
         own.next = (struct gr_trace_entry *)(header + 1) + batch % ring * GR_TRACE_BATCH;
         own.end = own.next + GR_TRACE_BATCH;
         if (batch >= ring)
-                memset(own.next, 0, BATCH_BYTES); /* so that nothing of before stands behind what is new */
+                memset(own.next, 0, BATCH_BYTES); /* no entry is ever half of before */
         if (!own.thread)
                 own.thread = (uint32_t)syscall(SYS_gettid);
 }
@@ -109,7 +109,7 @@ static void claim(void)
 static bool is_behind(void)
 {
         return atomic_load_explicit(&header->claimed, memory_order_relaxed) - own.batch >
-               atomic_load_explicit(&header->batches, memory_order_relaxed) / 2;
+               atomic_load_explicit(&batches, memory_order_relaxed) / 2;
 }
 
 static void write_at(uint64_t now_ns, enum gr_entry what, int device, unsigned detail, uint64_t address, uint64_t bytes)
@@ -164,7 +164,6 @@ GR_HELD(lock) static int create(void)
                                         .entry_bytes = sizeof(struct gr_trace_entry),
                                         .batch_entries = GR_TRACE_BATCH,
                                         .pid = (uint64_t)getpid(),
-                                        .batches = STEP,
                                         .ring = GR_TRACE_BATCHES_MAX};
         struct timespec now;
         struct stat old;
@@ -221,6 +220,8 @@ void gr_trace_init(void)
         gr_unlock(&lock);
         if (rc)
                 return;
+        batches = STEP;
+        ring = GR_TRACE_BATCHES_MAX;
         begin_ns = gr_driver.now_ns();
         atomic_store(&gr_trace_to, add);
 }

@@ -45,11 +45,11 @@ for policy in native auto barrier poll; do
                 fail "no two samples of $policy"
 done
 
-# A trace costs something, and is not left behind.
+# A pair with the trace off and on.
 bench --only tracing "$build"
 [ $status -eq 0 ] || fail "exit status $status: $(tail -n 3 "$folder/said")"
 for column in off on; do
-        [ "$(rows "^trace,trace,pair 64 KiB,$column,us,")" -eq 1 ] || fail "not one figure with the trace $column"
+        [ "$(rows "^tracing,trace,pair 64 KiB,$column,us,")" -eq 1 ] || fail "not one figure with the trace $column"
 done
 
 # A program that fails is named, and the others are still measured.

@@ -31,7 +31,6 @@ static void make(void)
                                                .entry_bytes = sizeof(struct gr_trace_entry),
                                                .batch_entries = GR_TRACE_BATCH,
                                                .claimed = 2,
-                                               .batches = BATCHES,
                                                .ring = GR_TRACE_BATCHES_MAX,
                                                .devices = {"A card"},
                                                .command = "a program\0with an argument\033"};
