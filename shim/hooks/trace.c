@@ -55,7 +55,7 @@ GR_HELD(lock) static int extend(uint64_t present)
         if (fd < 0)
                 return -errno;
         if (fstat(fd, &now) != 0 || now.st_dev != file.st_dev || now.st_ino != file.st_ino)
-                rc = -ESTALE; /* moved or replaced meanwhile */
+                rc = -ESTALE;
         else if (lseek(fd, (off_t)(sizeof(*header) + present * BATCH_BYTES), SEEK_SET) < 0)
                 rc = -errno;
         for (size_t i = 0; !rc && i < STEP * BATCH_BYTES; i += sizeof(zeroes))
@@ -79,7 +79,8 @@ static __attribute__((noinline)) void grow(uint64_t batch)
                         continue;
                 }
                 gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: %s cannot grow beyond %llu MiB, its oldest part is lost: %s",
-                       path.text, (unsigned long long)(batches * BATCH_BYTES >> 20), strerror(-rc));
+                       path.text, (unsigned long long)(batches * BATCH_BYTES >> 20),
+                       rc == -ESTALE ? "another file has its name" : strerror(-rc));
                 ring = batches;
                 header->ring = ring;
         }

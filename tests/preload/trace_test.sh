@@ -69,6 +69,21 @@ is "refused: exit status" 99 $status
 "$command" report trace >said
 grep -q 'of 0 allocations; 1 were refused' said && grep -q 'ladder, trim: 1 times' said || fail "refused: $(cat said)"
 
+# Memory that the pool does not serve, captures, and limits that another process changed.
+run "$traced" others
+is "others: exit status" 0 $status
+"$command" report trace >said
+grep -q '^  pinned host memory: at most 1.000 MiB, at the end 1.000 MiB$' said || fail "others: no pinned memory: $(cat said)"
+grep -q '^  captures: 1$' said || fail "others: no capture: $(cat said)"
+timeout 30 env GPURECLAIM_TRACE=trace "GPURECLAIM_REGION_DIR=$folder/region" "LD_LIBRARY_PATH=$GR_TEST_SIM" \
+        "LD_PRELOAD=$GR_TEST_SHIM" "$traced" until <more >first 2>err &
+exec 3>more
+until grep -q begun first; do sleep 0.05; done
+GPURECLAIM_REGION_DIR=$folder/region "$command" limit "$(pgrep -P $!)" 1GiB >said 2>&1 || fail "limit: $(cat said)"
+exec 3>&-
+wait $!
+"$command" report trace | grep -q '^  limits changed: 1 times$' || fail "limit: not in the report"
+
 # A file that cannot grow: its oldest part is used again, without a signal for the program.
 run bash -c "ulimit -f 2000 && exec env GPURECLAIM_POOL=bins $traced wraps 100000"
 is "the largest file: exit status" 0 $status
@@ -112,7 +127,7 @@ exec 3>&-
 wait $!
 is "a name that another process takes: exit status" 0 $?
 grep -q worked first || fail "a name that another process takes: $(cat first)"
-grep -q 'cannot grow beyond 1 MiB' first.err || fail "a name that another process takes: no warning"
+grep -q 'cannot grow beyond 1 MiB, its oldest part is lost: another file has its name' first.err || fail "a name that another process takes: no warning"
 is "a name that another process takes: allocations" 11 "$(count allocate)"
 
 # A program that closes all descriptors has its own files, and the trace goes on, also where it grows later.

@@ -4,6 +4,7 @@
  *   killed   a thread allocates and frees ROUNDS blocks, then the first thread; one block stays; then it kills itself
  *   until    goes on until its standard input ends
  *   wraps    COUNT rounds, then one block stays
+ *   others   pins 1 MiB of host memory and captures a stream
  *   behind   a second thread allocates, waits for a while, and allocates a block of its own size, which stays; 28000
  *            entries later 10000 more follow
  */
@@ -80,6 +81,15 @@ int main(int argc, char **argv)
         } else if (strcmp(mode, "wraps") == 0 && argc > 2) {
                 rounds(atoi(argv[2]));
                 keep();
+        } else if (strcmp(mode, "others") == 0) {
+                CUstream stream;
+                CUgraph graph;
+                void *pinned;
+
+                GR_MUST(cuMemHostAlloc(&pinned, MIB, 0));
+                GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+                GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+                GR_MUST(cuStreamEndCapture(stream, &graph));
         } else if (strcmp(mode, "behind") == 0) {
                 pthread_barrier_init(&turn, NULL, 2);
                 GR_MUST(pthread_create(&thread, NULL, in_thread, &turn));
