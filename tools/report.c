@@ -307,8 +307,12 @@ int command_report(const struct arguments *arguments)
         size_t line = 0;
         int rc;
 
-        if (arguments->count != 1 || (flag_value(arguments, "csv") && flag_value(arguments, "json"))) {
-                complain("report takes one FILE, and one of --csv and --json; see gpureclaim help report");
+        if (arguments->count != 1) {
+                complain("report takes one FILE; see gpureclaim help report");
+                return STATUS_USAGE;
+        }
+        if (flag_value(arguments, "csv") && flag_value(arguments, "json")) {
+                complain("report: --csv and --json exclude each other");
                 return STATUS_USAGE;
         }
         rc = gr_trace_read(path, &report.trace, &line);

@@ -179,9 +179,6 @@ GR_HELD(lock) static int create(void)
                 return -errno;
         clock_gettime(CLOCK_REALTIME, &now);
         first.began_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-        for (int i = 0; i < GR_TRACE_DEVICES && gr_real.cuDeviceGetName; i++)
-                if (gr_real.cuDeviceGetName(first.devices[i], sizeof(first.devices[i]), i) != CUDA_SUCCESS)
-                        break;
         command = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
         if (command >= 0) {
                 ssize_t ignored = read(command, first.command, sizeof(first.command) - 1);
@@ -221,6 +218,9 @@ void gr_trace_init(void)
         gr_unlock(&lock);
         if (rc)
                 return;
+        for (int i = 0; i < GR_TRACE_DEVICES && gr_real.cuDeviceGetName; i++)
+                if (gr_real.cuDeviceGetName(header->devices[i], sizeof(header->devices[i]), i) != CUDA_SUCCESS)
+                        break;
         batches = STEP;
         ring = GR_TRACE_BATCHES_MAX;
         begin_ns = gr_driver.now_ns();

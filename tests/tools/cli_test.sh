@@ -154,6 +154,15 @@ mistake 2 "takes one command only" "$tool" help run run
 mistake 127 "/nonexistent/app: No such file" "$tool" run -- /nonexistent/app
 mistake 127 "no-such-program-anywhere: " "$tool" run no-such-program-anywhere
 mistake 126 "/etc/passwd: Permission denied" "$tool" run -- /etc/passwd
+want 3 "$tool" record -o "$tree/%p" -- sh -c 'echo "$LD_PRELOAD $GPURECLAIM_TRACE"; exit 3'
+is "$out" "$shim $tree/%%p.%p.trace"
+has "$err" "record: no trace was written"
+want 143 "$tool" record sh -c 'kill $$'
+mistake 2 "record: --output needs a value" "$tool" record -o
+mistake 127 "record: no-such-program-anywhere: " "$tool" record no-such-program-anywhere
+mistake 126 "record: /etc/passwd: Permission denied" "$tool" record /etc/passwd
+[ -e "$4/libgpureclaim.so" ] ||
+        mistake 125 "record: libgpureclaim.so is neither beside this program nor in $4" "$tree/a/lone/gpureclaim" record true
 mistake 2 "unknown command rnu  [31m;" "$tool" $'rnu\n\e[31m'
 [ -e "$4/libgpureclaim.so" ] ||
         mistake 125 "libgpureclaim.so is neither beside this program nor in $4" "$tree/a/lone/gpureclaim" run -- true
@@ -287,7 +296,7 @@ is "$out" "Thread,Time,Action,Pointer,Size,Stream
 1,3000000,free,0x1000,1048576,0x0
 1,11000000,free,0x200000,2097152,0x0
 1,500000000,allocate,0x600000,4096,0x0"
-mistake 2 "report takes one FILE" "$tool" report --csv --json "$trace"
+mistake 2 "report: --csv and --json exclude each other" "$tool" report --csv --json "$trace"
 want 0 "$tool" report --json "$trace"
 has "$out" '"lifetime_median_ns": 10000000,'
 has "$out" '"bytes": 5242880,'
