@@ -49,6 +49,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/trace_file.h"
+
 #define RUN_SECONDS 30 /* longer is for ever, on a busy machine too */
 #define GAVE_UP     3  /* exit status of a scene after a call that failed twice */
 #define CODES_MOST  8
@@ -309,15 +311,39 @@ static int remove_one(const char *path, const struct stat *status, int kind, str
         return 0;
 }
 
-static unsigned lines_of(const char *name)
+static FILE *open_written(const char *name)
 {
         char path[192];
-        unsigned count = 0;
-        FILE *file;
-        int c;
 
         snprintf(path, sizeof(path), "%s/%s", folder, name);
-        file = fopen(path, "r");
+        return fopen(path, "r");
+}
+
+/* Allocations and frees. */
+static unsigned entries_of_trace(void)
+{
+        static struct gr_trace_header header;
+        struct gr_trace_entry entry;
+        unsigned count = 0;
+        FILE *file = open_written("trace");
+
+        if (file && fread(&header, sizeof(header), 1, file) == 1)
+                while (fread(&entry, sizeof(entry), 1, file) == 1) {
+                        unsigned what = entry.head >> 32 & 0xff;
+
+                        count += what == GR_ENTRY_HIT || what == GR_ENTRY_MISS || what == GR_ENTRY_FREE;
+                }
+        if (file)
+                fclose(file);
+        return count;
+}
+
+static unsigned lines_of(const char *name)
+{
+        FILE *file = open_written(name);
+        unsigned count = 0;
+        int c;
+
         while (file && (c = getc(file)) != EOF)
                 count += c == '\n';
         if (file)
@@ -360,7 +386,7 @@ static int run(const struct fault *fault, bool quiet)
                         break;
                 }
         sigprocmask(SIG_SETMASK, &before, NULL);
-        sweep_report->lines = lines_of("trace") + lines_of("stats");
+        sweep_report->lines = entries_of_trace() + lines_of("stats");
         nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
         return status;
 }
@@ -508,7 +534,8 @@ static bool against_rule(const struct fault *fault, int status, char *why, size_
                 snprintf(why, bytes, "%zu bytes in use when the context has gone, not %zu", report->used_bytes,
                          plain->used_bytes);
         else if (report->lines != plain->lines && hinders_writing(fault))
-                snprintf(why, bytes, "%u lines in the library's files, not %u", report->lines, plain->lines);
+                snprintf(why, bytes, "%u lines and entries in the library's files, not %u", report->lines,
+                         plain->lines);
         else
                 return false;
         return true;

@@ -93,7 +93,7 @@ struct sweep_report {
         unsigned blocks;                /* that could be had then, until memory was short */
         uint64_t live_bytes;            /* by the library's own figures then; 0 natively */
         size_t used_bytes;              /* of the card, once the context was gone */
-        unsigned lines;                 /* of the files that the library wrote; seen by the judge */
+        unsigned lines;                 /* and entries of the files that the library wrote; seen by the judge */
 };
 
 extern struct sweep_report *sweep_report;
