@@ -149,7 +149,7 @@ files=("$folder"/*.trace)
 [ ${#files[@]} -eq 2 ] || fail "two children: the files ${files[*]}"
 for file in "${files[@]}"; do
         env -u LD_LIBRARY_PATH "$command" report --csv "$file" >"$folder/csv" || fail "two children: no trace"
-        [ "$(grep -c allocate "$folder/csv")" -eq 40 ] || fail "two children: $(grep -c allocate "$folder/csv") allocations"
+        [ "$(count allocate "$file")" -eq 40 ] || fail "two children: $(count allocate "$file") allocations"
         [ "$(grep -cavE '^(Thread,Time,Action,Pointer,Size,Stream|[0-9]+,[0-9]+,(allocate|free),0x[0-9a-f]+,[0-9]+,0x0)$' "$folder/csv")" -eq 0 ] ||
                 fail "two children: lines of another form in $file"
         grep -q "^$(basename "$file" .trace),.*,free," "$folder/csv" || fail "two children: none of its own process in $file"
@@ -157,7 +157,8 @@ done
 
 # Memory whose rows have a pitch is in it as a whole.
 run errno "GPURECLAIM_TRACE=$folder/trace" 2>"$folder/err"
-[ $status -eq 0 ] && [ "$(count 'allocate,.*,102400' "$folder/trace")" -eq 2 ] || fail "memory with a pitch: status $status"
+[ $status -eq 0 ] && [ "$(count 'allocate,.*,102400' "$folder/trace")" -eq 2 ] ||
+        fail "memory with a pitch: status $status"
 
 # What is refused is no free.
 run freed-twice "GPURECLAIM_TRACE=$folder/trace" 2>"$folder/err"

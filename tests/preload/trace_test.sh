@@ -3,8 +3,8 @@
 #
 #   trace_test.sh TRACED PROCESS COMMAND
 #
-# TRACED and PROCESS are the programs of those names, COMMAND is gpureclaim; GR_TEST_SHIM is the library, GR_TEST_SIM the
-# simulated device.
+# TRACED and PROCESS are the programs of those names, COMMAND is gpureclaim; GR_TEST_SHIM is the library, GR_TEST_SIM
+# the simulated device.
 set -u
 
 traced=$(realpath "$1") process=$(realpath "$2") command=$(realpath "$3")
@@ -20,10 +20,11 @@ fail() {
 }
 
 # run PROGRAM [ARGUMENT...]: with a trace in the file "trace", output in "out", status in $status.
+under=(timeout 30 env --default-signal GPURECLAIM_TRACE=trace "LD_LIBRARY_PATH=$GR_TEST_SIM"
+        "LD_PRELOAD=$GR_TEST_SHIM")
 status=0
 run() {
-        timeout 30 env --default-signal GPURECLAIM_TRACE=trace "LD_LIBRARY_PATH=$GR_TEST_SIM" "LD_PRELOAD=$GR_TEST_SHIM" \
-                "$@" >out 2>err
+        "${under[@]}" "$@" >out 2>err
         status=$?
 }
 
@@ -49,12 +50,12 @@ for text in "4001 operations by 2 threads" "program: $traced killed (process " "
         grep -qF "$text" said || fail "killed: not in the report: $text"
 done
 hits=$("$command" report --json trace | sed -n 's/^  "\(hits\|misses\)": \([0-9]*\),/\1=\2/p' | tr '\n' ' ')
-[[ $hits =~ ^hits=([0-9]+)\ misses=([0-9]+)\ $ ]] && ((BASH_REMATCH[1] + BASH_REMATCH[2] == 2001 && BASH_REMATCH[2] > 0 &&
-        BASH_REMATCH[2] < 100)) || fail "killed: $hits"
+[[ $hits =~ ^hits=([0-9]+)\ misses=([0-9]+)\ $ ]] && ((BASH_REMATCH[1] + BASH_REMATCH[2] == 2001)) &&
+        ((BASH_REMATCH[2] > 0 && BASH_REMATCH[2] < 100)) || fail "killed: $hits"
 
 # Likewise by another process, in the middle: a free follows each allocation, but perhaps the last one.
 mkfifo more
-timeout 30 env GPURECLAIM_TRACE=trace "LD_LIBRARY_PATH=$GR_TEST_SIM" "LD_PRELOAD=$GR_TEST_SHIM" "$traced" wraps 100000000 &
+"${under[@]}" "$traced" wraps 100000000 &
 sleep 1
 kill -9 "$(pgrep -P $!)"
 wait $! 2>/dev/null
@@ -73,10 +74,10 @@ grep -q 'of 0 allocations; 1 were refused' said && grep -q 'ladder, trim: 1 time
 run "$traced" others
 is "others: exit status" 0 $status
 "$command" report trace >said
-grep -q '^  pinned host memory: at most 1.000 MiB, at the end 1.000 MiB$' said || fail "others: no pinned memory: $(cat said)"
+grep -q '^  pinned host memory: at most 1.000 MiB, at the end 1.000 MiB$' said ||
+        fail "others: no pinned memory: $(cat said)"
 grep -q '^  captures: 1$' said || fail "others: no capture: $(cat said)"
-timeout 30 env GPURECLAIM_TRACE=trace "GPURECLAIM_REGION_DIR=$folder/region" "LD_LIBRARY_PATH=$GR_TEST_SIM" \
-        "LD_PRELOAD=$GR_TEST_SHIM" "$traced" until <more >first 2>err &
+"${under[@]}" "GPURECLAIM_REGION_DIR=$folder/region" "$traced" until <more >first 2>err &
 exec 3>more
 until grep -q begun first; do sleep 0.05; done
 GPURECLAIM_REGION_DIR=$folder/region "$command" limit "$(pgrep -P $!)" 1GiB >said 2>&1 || fail "limit: $(cat said)"
@@ -89,7 +90,8 @@ run bash -c "ulimit -f 2000 && exec env GPURECLAIM_POOL=bins $traced wraps 10000
 is "the largest file: exit status" 0 $status
 grep -q 'cannot grow beyond 1 MiB, its oldest part is lost: File too large' err || fail "the largest file: no warning"
 [ "$(wc -l <err)" -eq 1 ] || fail "the largest file: more than one warning"
-[ "$(count allocate)" -gt 10000 ] && [ "$(count allocate)" -lt 20000 ] || fail "the largest file: $(count allocate) allocations"
+allocations=$(count allocate)
+[ "$allocations" -gt 10000 ] && [ "$allocations" -lt 20000 ] || fail "the largest file: $allocations allocations"
 is "the largest file: the last block" 1 "$(count allocate ,12345,)"
 "$command" report trace | grep -q 'the beginning is missing' || fail "the largest file: the report does not say so"
 "$command" report --json trace | grep -q '"begin_is_missing": true' || fail "the largest file: nor as JSON"
@@ -112,14 +114,13 @@ if mount -t tmpfs -o size=2m none disk 2>/dev/null; then
         run env "GPURECLAIM_TRACE=$folder/disk/trace" "$traced" wraps 100000
         is "a full disk: exit status" 0 $status
         grep -q 'its oldest part is lost: No space left' err || fail "a full disk: no warning"
-        "$command" report disk/trace | grep -q 'the beginning is missing' || fail "a full disk: the report does not say so"
+        "$command" report disk/trace | grep -q 'the beginning is missing' || fail "a full disk: not in the report"
 else
         echo "no file system can be mounted: a full disk was not tried"
 fi
 
 # Another process takes the name: the first one goes on with the file that it has.
-timeout 30 env GPURECLAIM_TRACE=trace "LD_LIBRARY_PATH=$GR_TEST_SIM" "LD_PRELOAD=$GR_TEST_SHIM" "$traced" until \
-        <more >first 2>first.err &
+"${under[@]}" "$traced" until <more >first 2>first.err &
 exec 3>more
 until grep -q begun first; do sleep 0.05; done
 run "$traced" wraps 10
@@ -127,7 +128,8 @@ exec 3>&-
 wait $!
 is "a name that another process takes: exit status" 0 $?
 grep -q worked first || fail "a name that another process takes: $(cat first)"
-grep -q 'cannot grow beyond 1 MiB, its oldest part is lost: another file has its name' first.err || fail "a name that another process takes: no warning"
+grep -q 'cannot grow beyond 1 MiB, its oldest part is lost: another file has its name' first.err ||
+        fail "a name that another process takes: no warning"
 is "a name that another process takes: allocations" 11 "$(count allocate)"
 
 # A program that closes all descriptors has its own files, and the trace goes on, also where it grows later.
