@@ -83,6 +83,10 @@ int find_sim_dir(char *buf, size_t buf_bytes);
  */
 int prepend_environment(const char *variable, const char *entry);
 
+/* Prints the trace as gpureclaim report --perfetto does. */
+struct gr_trace;
+void write_perfetto(const struct gr_trace *trace);
+
 /* One line of the doctor: what it is about, "ok", "note" or "fail", and the finding. */
 void doctor_say(const char *topic, const char *state, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

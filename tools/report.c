@@ -302,8 +302,9 @@ static void write_csv(const struct gr_trace *trace)
 
 int command_report(const struct arguments *arguments)
 {
+        static const char *const formats[] = {"csv", "json", "perfetto"};
+        const char *path = arguments->rest[0], *format = NULL;
         struct report report = {0};
-        const char *path = arguments->rest[0];
         size_t line = 0;
         int rc;
 
@@ -311,12 +312,17 @@ int command_report(const struct arguments *arguments)
                 complain("report takes one FILE; see gpureclaim help report");
                 return STATUS_USAGE;
         }
-        if (flag_value(arguments, "csv") && flag_value(arguments, "json")) {
-                complain("report: --csv and --json exclude each other");
-                return STATUS_USAGE;
+        for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
+                if (!flag_value(arguments, formats[i]))
+                        continue;
+                if (format) {
+                        complain("report: --%s and --%s exclude each other", format, formats[i]);
+                        return STATUS_USAGE;
+                }
+                format = formats[i];
         }
         rc = gr_trace_read(path, &report.trace, &line);
-        if (!rc && !flag_value(arguments, "csv"))
+        if (!rc && (!format || !strcmp(format, "json")))
                 rc = examine(&report);
         if (rc == -EINVAL && line > 0)
                 complain("%s: line %zu: not a trace of allocations", path, line);
@@ -325,12 +331,14 @@ int command_report(const struct arguments *arguments)
                          GR_TRACE_VERSION);
         else if (rc)
                 complain("%s: %s", path, strerror(-rc));
-        else if (flag_value(arguments, "csv"))
+        else if (!format)
+                print_report(path, &report);
+        else if (!strcmp(format, "csv"))
                 write_csv(&report.trace);
-        else if (flag_value(arguments, "json"))
+        else if (!strcmp(format, "json"))
                 write_report(&report);
         else
-                print_report(path, &report);
+                write_perfetto(&report.trace);
         free(report.peak.groups);
         free(report.end.groups);
         gr_trace_free(&report.trace);

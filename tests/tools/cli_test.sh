@@ -302,6 +302,10 @@ has "$out" '"lifetime_median_ns": 10000000,'
 has "$out" '"bytes": 5242880,'
 has "$out" '{"block_bytes": 4096, "blocks": 1, "oldest_ns": 500000000}'
 [ -z "$(command -v python3)" ] || python3 -m json.tool <<<"$out" >"$tree/json" || fail "report --json: no JSON"
+mistake 2 "report: --json and --perfetto exclude each other" "$tool" report --perfetto --json "$trace"
+want 0 "$tool" report --perfetto "$trace"
+has "$out" '{"name": "live", "ph": "C", "ts": 1000.000, "pid": 1, "args": {"bytes": 3145728}},'
+[ -z "$(command -v python3)" ] || python3 -m json.tool <<<"$out" >"$tree/json" || fail "report --perfetto: no JSON"
 echo "Thread,Time,Action,Pointer,Size,Stream" >"$trace"
 want 0 "$tool" report "$trace"
 has "$out" "$trace: 0 operations by 0 threads"

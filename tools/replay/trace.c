@@ -27,7 +27,7 @@ enum column { THREAD, TIME, ACTION, POINTER, SIZE, COLUMNS };
 
 struct reader {
         struct gr_trace trace;
-        size_t room;
+        size_t room, event_room;
         struct live *live;
         struct thread *threads;
         uint32_t *spare_slots;
@@ -189,6 +189,23 @@ static int by_time(const void *a, const void *b)
         return x->time_ns != y->time_ns ? (x->time_ns < y->time_ns ? -1 : 1) : (x->at > y->at) - (x->at < y->at);
 }
 
+static int add_event(struct reader *reader, struct gr_trace_event event)
+{
+        struct gr_trace *trace = &reader->trace;
+
+        if (trace->event_count == reader->event_room) {
+                size_t room = reader->event_room ? 2 * reader->event_room : 256;
+                struct gr_trace_event *events = realloc(trace->events, room * sizeof(*events));
+
+                if (!events)
+                        return -ENOMEM;
+                trace->events = events;
+                reader->event_room = room;
+        }
+        trace->events[trace->event_count++] = event;
+        return 0;
+}
+
 static int read_entry(struct reader *reader, const struct entry *entry)
 {
         struct gr_trace *trace = &reader->trace;
@@ -222,7 +239,15 @@ static int read_entry(struct reader *reader, const struct entry *entry)
                 trace->counters.rungs[detail].bytes += entry->bytes;
                 trace->counters.rungs[detail].ns += entry->address;
         }
-        return 0;
+        if (what == GR_ENTRY_COUNTER)
+                return 0;
+        return add_event(reader, (struct gr_trace_event){.time_ns = entry->time_ns,
+                                                         .address = entry->address,
+                                                         .bytes = entry->bytes,
+                                                         .thread = (uint32_t)entry->head,
+                                                         .detail = (uint16_t)detail,
+                                                         .what = (uint8_t)what,
+                                                         .device = (uint8_t)device});
 }
 
 /* The rest of a file whose header has been read: as far as it goes. */
@@ -257,6 +282,11 @@ static int read_entries(struct reader *reader, FILE *file)
                 qsort(entries, count, sizeof(*entries), by_time);
         for (size_t i = 0; !rc && i < count; i++)
                 rc = read_entry(reader, &entries[i]);
+        for (size_t i = 0; i < reader->trace.event_count; i++) {
+                uint64_t *time_ns = &reader->trace.events[i].time_ns;
+
+                *time_ns = *time_ns > reader->first_ns ? *time_ns - reader->first_ns : 0;
+        }
         free(entries);
         return rc;
 }
@@ -331,6 +361,7 @@ int gr_trace_read(const char *path, struct gr_trace *ret, size_t *ret_line)
 void gr_trace_free(struct gr_trace *trace)
 {
         free(trace->ops);
+        free(trace->events);
         free(trace->thread_ids);
         free(trace->header);
         *trace = (struct gr_trace){0};

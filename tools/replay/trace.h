@@ -34,6 +34,14 @@ struct gr_trace {
         /* Only from a file of GPURECLAIM_TRACE. */
         struct gr_trace_header *header; /* its texts end and are printable; NULL: another file */
         bool begin_is_missing;
+        struct gr_trace_event {
+                uint64_t time_ns; /* since the first operation; 0 before it */
+                uint64_t address, bytes;
+                uint32_t thread; /* as the file has it */
+                uint16_t detail;
+                uint8_t what, device;
+        } * events; /* all that are neither operations nor steps of counters, in the order of time */
+        size_t event_count;
         size_t counts[GR_ENTRY_COUNT]; /* entries */
         struct gr_counters counters;   /* their sums */
         struct gr_trace_kind {
