@@ -73,6 +73,14 @@ static void kind_changed(struct writer *writer, const struct gr_trace_event *eve
         counter(writer, name, event->time_ns, event->bytes);
 }
 
+static void reserved_changed(struct writer *writer, const struct gr_trace_event *event)
+{
+        char name[32];
+
+        snprintf(name, sizeof(name), "reserved, GPU %u", event->device);
+        counter(writer, name, event->time_ns, event->bytes);
+}
+
 /* The entry was written when the rung had ended; its address is how long that took. */
 static void rung_ran(struct writer *writer, const struct gr_trace_event *event)
 {
@@ -105,6 +113,9 @@ static void write_event(struct writer *writer, const struct gr_trace_event *even
                 break;
         case GR_ENTRY_RUNG:
                 rung_ran(writer, event);
+                break;
+        case GR_ENTRY_RESERVED:
+                reserved_changed(writer, event);
                 break;
         case GR_ENTRY_KIND:
                 kind_changed(writer, event);

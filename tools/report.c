@@ -178,6 +178,7 @@ static void print_kind(int device, int kind, const struct gr_trace_kind *of)
 static void print_run(const struct gr_trace *trace)
 {
         const struct gr_trace_header *header = trace->header;
+        char a[GR_SIZE_TEXT_BYTES];
 
         if (!header)
                 return;
@@ -189,6 +190,10 @@ static void print_run(const struct gr_trace *trace)
                 printf("  the beginning is missing: the file could not grow, and its oldest part was used again\n");
         printf("  the driver was asked for %zu of %zu allocations; %zu were refused\n", trace->counts[GR_ENTRY_MISS],
                trace->counts[GR_ENTRY_MISS] + trace->counts[GR_ENTRY_HIT], trace->counts[GR_ENTRY_REFUSED]);
+        for (int i = 0; i < GR_TRACE_DEVICES; i++)
+                if (trace->peak_reserved_bytes[i] > 0)
+                        printf("  reserved on GPU %d: at most %s\n", i,
+                               gr_size_format(trace->peak_reserved_bytes[i], a, sizeof(a)));
         for (int i = 0; i <= GR_TRACE_DEVICES; i++)
                 for (int kind = 0; kind < GR_MEMORY_KIND_COUNT; kind++)
                         if (trace->kinds[i][kind].peak_bytes > 0)
@@ -257,6 +262,16 @@ static void write_moment(struct gr_json *json, const char *name, const struct re
         gr_json_close(json);
 }
 
+/* How many devices reserved memory, or came before one that did. */
+static int devices(const struct gr_trace *trace)
+{
+        int count = GR_TRACE_DEVICES;
+
+        while (count > 0 && trace->peak_reserved_bytes[count - 1] == 0)
+                count--;
+        return count;
+}
+
 static void write_report(const struct report *report)
 {
         struct gr_json json;
@@ -281,6 +296,10 @@ static void write_report(const struct report *report)
                 gr_json_count(&json, "hits", report->trace.counts[GR_ENTRY_HIT]);
                 gr_json_count(&json, "misses", report->trace.counts[GR_ENTRY_MISS]);
                 gr_json_count(&json, "refused", report->trace.counts[GR_ENTRY_REFUSED]);
+                gr_json_array(&json, "peak_reserved_bytes");
+                for (int i = 0; i < devices(&report->trace); i++)
+                        gr_json_count(&json, NULL, report->trace.peak_reserved_bytes[i]);
+                gr_json_close(&json);
                 gr_counters_json(&report->trace.counters, &json);
         }
         write_moment(&json, "peak", report, &report->peak);

@@ -75,7 +75,7 @@ static bool charge(struct gr_device *device, uint64_t bytes)
         return true;
 }
 
-static void note_peak(struct gr_device *device)
+static void note_reserved(struct gr_device *device)
 {
         uint64_t asked = atomic_load(&device->asked_bytes), reserved = atomic_load(&device->reserved_bytes);
 
@@ -84,7 +84,9 @@ static void note_peak(struct gr_device *device)
          * With the larger of the two the peak counts neither.
          */
         asked = gr_max(asked, atomic_load(&device->asked_bytes));
-        raise_to(&device->peak_reserved_bytes, reserved > asked ? reserved - asked : 0);
+        reserved = reserved > asked ? reserved - asked : 0;
+        raise_to(&device->peak_reserved_bytes, reserved);
+        gr_trace_add(GR_ENTRY_RESERVED, device->ordinal, 0, 0, reserved);
 }
 
 void gr_budget_ask(struct gr_device *device, uint64_t bytes)
@@ -95,7 +97,7 @@ void gr_budget_ask(struct gr_device *device, uint64_t bytes)
 void gr_budget_answered(struct gr_device *device, uint64_t bytes)
 {
         gr_budget_add(&device->asked_bytes, -bytes);
-        note_peak(device);
+        note_reserved(device);
 }
 
 /* Changes the charge, also beyond the limits. */
@@ -147,7 +149,7 @@ int gr_budget_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_
 {
         if (gr_memory_kind_is_charged(kind) && !charge(device, bytes))
                 return -EDQUOT;
-        note_peak(device);
+        note_reserved(device);
         add_kind(device, kind, bytes);
         return 0;
 }
@@ -155,15 +157,17 @@ int gr_budget_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_
 void gr_budget_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)
 {
         add_kind(device, kind, -bytes);
-        if (gr_memory_kind_is_charged(kind))
+        if (gr_memory_kind_is_charged(kind)) {
                 adjust(device, -(int64_t)bytes);
+                note_reserved(device);
+        }
 }
 
 void gr_budget_force(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)
 {
         if (gr_memory_kind_is_charged(kind)) {
                 adjust(device, (int64_t)bytes);
-                note_peak(device);
+                note_reserved(device);
         }
         add_kind(device, kind, bytes);
 }
@@ -282,6 +286,7 @@ uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capaci
                 gr_unlock(&device->slabs_lock);
         }
         adjust(device, -(int64_t)bytes);
+        note_reserved(device);
         return bytes;
 }
 

@@ -46,9 +46,11 @@ is "killed: frees" 2000 "$(count free)"
 is "killed: threads" 2 "$("$command" report --csv trace | tail -n +2 | cut -d, -f1 | sort -u | wc -l)"
 "$command" report trace >said || fail "killed: no report"
 for text in "4001 operations by 2 threads" "program: $traced killed (process " "GPU 0: Simulated device" \
-        "allocations; 0 were refused" "live at the end: 12.056 KiB in 1 block"; do
+        "allocations; 0 were refused" "reserved on GPU 0: at most " "live at the end: 12.056 KiB in 1 block"; do
         grep -qF "$text" said || fail "killed: not in the report: $text"
 done
+"$command" report --perfetto trace | grep -q '"name": "reserved, GPU 0", "ph": "C", .*{"bytes": [1-9]' ||
+        fail "killed: not what was reserved"
 hits=$("$command" report --json trace | sed -n 's/^  "\(hits\|misses\)": \([0-9]*\),/\1=\2/p' | tr '\n' ' ')
 [[ $hits =~ ^hits=([0-9]+)\ misses=([0-9]+)\ $ ]] && ((BASH_REMATCH[1] + BASH_REMATCH[2] == 2001)) &&
         ((BASH_REMATCH[2] > 0 && BASH_REMATCH[2] < 100)) || fail "killed: $hits"

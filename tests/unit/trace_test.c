@@ -40,6 +40,8 @@ static void make(void)
         put(3, 61, 8, GR_ENTRY_RUNG, 500, 4096);
         put(4, 62, 8, GR_ENTRY_COUNTER, 0, 3);
         put(5, 63, 8, GR_ENTRY_COUNT, 0, 3);
+        put(6, 64, 8, GR_ENTRY_RESERVED, 0, 7000);
+        put(7, 65, 8, GR_ENTRY_RESERVED, 0, 6000);
         put(GR_TRACE_BATCH, 10, 5, GR_ENTRY_HIT, 0x1000, 100);
         put(GR_TRACE_BATCH + 1, 40, 5, GR_ENTRY_HIT, 0x2000, 50);
         put(GR_TRACE_BATCH + 3, 45, 5, GR_ENTRY_FREE, 0x2000, 0); /* the one before was never completed */
@@ -76,6 +78,10 @@ static void test_order(void)
         GR_CHECK_EQ(trace.counts[GR_ENTRY_MISS], 1);
         GR_CHECK_EQ(trace.counts[GR_ENTRY_REFUSED], 1);
         GR_CHECK_EQ(trace.counters.counts[0], 3);
+        GR_CHECK_EQ(trace.peak_reserved_bytes[0], 7000);
+        GR_CHECK_EQ(trace.event_count, 4); /* the refused request, the rung and these two */
+        GR_CHECK_EQ(trace.events[3].bytes, 6000);
+        GR_CHECK_EQ(trace.events[3].time_ns, 55);
         GR_CHECK_EQ(trace.counters.rungs[0].tries, 1);
         GR_CHECK_EQ(trace.counters.rungs[0].bytes, 4096);
         GR_CHECK_STR(trace.header->command, "a program with an argument ");

@@ -223,6 +223,8 @@ static int read_entry(struct reader *reader, const struct entry *entry)
         trace->counts[what]++;
         if (what == GR_ENTRY_HIT || what == GR_ENTRY_MISS || what == GR_ENTRY_FREE)
                 return add(reader, op, (uint32_t)entry->head);
+        if (what == GR_ENTRY_RESERVED && device < GR_TRACE_DEVICES && trace->peak_reserved_bytes[device] < entry->bytes)
+                trace->peak_reserved_bytes[device] = entry->bytes;
         if (what == GR_ENTRY_KIND && detail < GR_MEMORY_KIND_COUNT &&
             (device < GR_TRACE_DEVICES || device == GR_ENTRY_NO_DEVICE)) {
                 struct gr_trace_kind *kind =

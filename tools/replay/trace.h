@@ -44,6 +44,7 @@ struct gr_trace {
         size_t event_count;
         size_t counts[GR_ENTRY_COUNT]; /* entries */
         struct gr_counters counters;   /* their sums */
+        uint64_t peak_reserved_bytes[GR_TRACE_DEVICES];
         struct gr_trace_kind {
                 uint64_t peak_bytes, end_bytes;
         } kinds[GR_TRACE_DEVICES + 1][GR_MEMORY_KIND_COUNT]; /* of each device, the host last */
