@@ -51,6 +51,19 @@ static void put_line(const uint64_t *figures, enum gr_figure_kind kind, const ch
         sink(line, length, arg);
 }
 
+static void put_graphs(const uint64_t *figures, gr_sink *sink, void *arg)
+{
+        uint64_t bytes = figures[GR_FIGURE_graph];
+        char line[128], size[GR_SIZE_TEXT_BYTES];
+        int length;
+
+        if (bytes == 0 || bytes == UINT64_MAX)
+                return;
+        length = snprintf(line, sizeof(line), "    %s: %s\n", gr_figure_table[GR_FIGURE_graph].words,
+                          gr_size_format(bytes, size, sizeof(size)));
+        sink(line, (size_t)length, arg);
+}
+
 /* The driver keeps the memory for the next executables, so there may be some and no executable. */
 static void put_executables(const uint64_t *figures, gr_sink *sink, void *arg)
 {
@@ -71,6 +84,7 @@ static void put_executables(const uint64_t *figures, gr_sink *sink, void *arg)
 void gr_figures_text(const uint64_t figures[GR_FIGURE_COUNT], gr_sink *sink, void *arg)
 {
         put_line(figures, GR_FIGURE_KIND_NOW, "memory", sink, arg);
+        put_graphs(figures, sink, arg);
         put_line(figures, GR_FIGURE_KIND_BESIDE, "beside it", sink, arg);
         put_executables(figures, sink, arg);
         put_line(figures, GR_FIGURE_KIND_PEAK, "peak", sink, arg);

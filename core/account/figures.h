@@ -20,12 +20,13 @@ enum gr_figure {
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
         GR_FIGURE_COUNT,
-        GR_SHARED_FIGURES = GR_FIGURE_executable + 1, /* how many figures, from the first on, the region has */
+        GR_SHARED_FIGURES = GR_FIGURE_graph + 1, /* how many figures, from the first on, the region has */
 };
 
 /* What kind of amount a figure is (account/figures.def). In the text, all figures of one kind stand on one line. */
 enum gr_figure_kind {
         GR_FIGURE_KIND_NOW,
+        GR_FIGURE_KIND_GRAPHS,
         GR_FIGURE_KIND_BESIDE,
         GR_FIGURE_KIND_EXECUTABLES,
         GR_FIGURE_KIND_PEAK,

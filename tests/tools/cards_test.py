@@ -103,10 +103,20 @@ def what_is_not_ours(scene):
     # Measured only where NVML was loaded, on another thread, before the second one was made.
     lines = [f"\n    executable graphs: 2, {words}\n" for words in ("memory not known", "about 0 B the driver's own")]
     scene.check(any(line in out for line in lines), f"executable graphs, in words: {out}")
+    # Nor is there a line of what the program freed and a graph uses, until there is some.
+    scene.check("in use by graphs" not in out, f"graphs use nothing yet: {out}")
+    scene.check(process.ask("capture", 0, 2) == 0, "memory can be freed in a capture")
+
+    def in_use(mib):
+        return status(scene, **nvml)[0]["processes"][0]["graph_bytes"] == mib * MIB
+
+    scene.check(until(lambda: in_use(2)), f"what a graph uses is told: {status(scene, **nvml)}")
+    code, out, _ = scene.run("status", **nvml)
+    scene.check("\n    freed, in use by graphs: 2.000 MiB\n" in out, f"in use by a graph, in words: {out}")
     # Who is there by the management library's list, which does not fit into its first try; 40 MiB are the context's.
     listing = os.path.join(scene.folder, "processes")
     with open(listing, "w", encoding="ascii") as file:
-        file.write(f"{process.pid} 190\n4000001 77\n4000002 -1\n" + "".join(f"{4000100 + i} 1\n" for i in range(150)))
+        file.write(f"{process.pid} 192\n4000001 77\n4000002 -1\n" + "".join(f"{4000100 + i} 1\n" for i in range(150)))
     nvml["FAKE_NVML_PROCESSES"] = listing
     card = status(scene, **nvml)[0]
     scene.check(card["processes"][0]["driver_bytes"] == 40 * MIB, f"the driver's own: {card['processes']}")

@@ -72,7 +72,8 @@ class Process:
 
     def ask(self, *words):
         """"alloc DEVICE MIB", "free", "open DEVICE MIB" (another's memory) and "close" answer the driver's result,
-        as "graph DEVICE" (makes one executable) does, "total DEVICE" MiB."""
+        as "graph DEVICE" (makes one executable) and "capture DEVICE MIB" (frees memory in a capture, and keeps the graph)
+        do, "total DEVICE" MiB."""
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
@@ -139,6 +140,16 @@ def _program():
             result = driver.cuGraphCreate(ctypes.byref(graph), 0)
             if result == 0:
                 result = driver.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+        elif word == "capture":
+            stream, pointer, graph = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
+            use(int(arguments[0]))
+            result = (
+                driver.cuStreamCreate(ctypes.byref(stream), 0)
+                or driver.cuStreamBeginCapture_v2(stream, 0)
+                or driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(arguments[1]) * MIB))
+                or driver.cuMemFree_v2(pointer)
+                or driver.cuStreamEndCapture(stream, ctypes.byref(graph))
+            )
         elif word == "total":
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             use(int(arguments[0]))

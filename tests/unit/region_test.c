@@ -56,7 +56,8 @@ static void test_layout(void)
         GR_CHECK_EQ(GR_FIGURE_imported, 10);
         GR_CHECK_EQ(GR_FIGURE_executables, 11);
         GR_CHECK_EQ(GR_FIGURE_executable, 12);
-        GR_CHECK_EQ(GR_SHARED_FIGURES, 13);
+        GR_CHECK_EQ(GR_FIGURE_graph, 13);
+        GR_CHECK_EQ(GR_SHARED_FIGURES, 14);
 }
 
 /* Valid magic, everything behind it anything. */

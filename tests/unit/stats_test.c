@@ -254,6 +254,12 @@ static void test_figures(void)
         atomic_store(&core.devices[0].executables, 0);
         atomic_store(&core.devices[0].executable_bytes, 0);
 
+        /* So has what graphs use of the memory that the program freed. */
+        GR_CHECK(strstr(text_now(), "graph") == NULL);
+        atomic_store(&core.devices[0].graph_bytes, 3 * MIB);
+        GR_CHECK(strstr(text_now(), " reserved\n    freed, in use by graphs: 3.000 MiB\n    beside it: ") != NULL);
+        atomic_store(&core.devices[0].graph_bytes, 0);
+
         GR_CHECK_EQ(gr_budget_charge(core.host, GR_MEMORY_HOST, 3 * MIB), 0);
         gr_budget_cache(core.host, MIB);
         GR_CHECK(strstr(text_now(), "pinned host memory: 3.000 MiB, of it 1.000 MiB cached") != NULL);
