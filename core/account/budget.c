@@ -290,6 +290,17 @@ uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capaci
         return bytes;
 }
 
+uint64_t gr_budget_slab_rest_beside(struct gr_device *device, uint64_t cached_bytes)
+{
+        uint64_t taken, rest;
+
+        gr_lock(&device->slabs_lock);
+        rest = gr_budget_slab_rest(device);
+        taken = device->slab_count * GR_PAGE_BYTES - rest;
+        gr_unlock(&device->slabs_lock);
+        return cached_bytes == taken ? rest : 0;
+}
+
 /*
  * The calling thread's part of returns_done. One counter for all devices is enough: a thread that compares two readings
  * of gr_budget_releases_of_others gives back nothing on another device in between.

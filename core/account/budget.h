@@ -221,6 +221,9 @@ static inline uint64_t gr_budget_slab_rest(struct gr_device *device)
         return rest <= INT64_MAX ? rest : 0;
 }
 
+/* The same rest, if blocks of cached_bytes are all that the slabs have, so that it goes back with them; else 0. */
+uint64_t gr_budget_slab_rest_beside(struct gr_device *device, uint64_t cached_bytes);
+
 /*
  * The live memory: gr_budget_not_cached less the unused rest of slabs, and less what the driver has not given yet, and
  * may refuse. Never negative either. A call of the driver that ends meanwhile is only in the first of the two values of

@@ -577,20 +577,12 @@ int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back 
 
 uint64_t gr_pool_slab_bytes(struct gr_core *core, struct gr_device *device)
 {
-        uint64_t taken, rest, cached = 0;
+        uint64_t cached = 0;
 
         gr_lock(&core->contexts_lock);
         for (struct gr_context *context = core->contexts; context; context = context->next)
-                for (unsigned i = 0; i < GR_SHARDS && context->device == device; i++) {
-                        struct gr_arena *arena = gr_arena_at(context, i);
-
-                        for (unsigned class = 0; arena && class < GR_CLASS_SMALL; class ++)
-                                cached += (uint64_t)gr_bin_count(&arena->bins[class]) * gr_class_bytes(class);
-                }
+                if (context->device == device)
+                        cached += gr_arenas_small_bytes(context);
         gr_unlock(&core->contexts_lock);
-        gr_lock(&device->slabs_lock);
-        rest = gr_budget_slab_rest(device);
-        taken = device->slab_count * GR_PAGE_BYTES - rest;
-        gr_unlock(&device->slabs_lock);
-        return cached == taken ? rest : 0;
+        return gr_budget_slab_rest_beside(device, cached);
 }

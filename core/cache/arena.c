@@ -623,6 +623,19 @@ void gr_arenas_count(struct gr_context *context, struct gr_cache_counts *counts)
                         count(gr_arena_at(context, i), counts);
 }
 
+uint64_t gr_arenas_small_bytes(struct gr_context *context)
+{
+        uint64_t bytes = 0;
+
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                struct gr_arena *arena = gr_arena_at(context, i);
+
+                for (unsigned class = 0; arena && class < GR_CLASS_SMALL; class ++)
+                        bytes += (uint64_t)gr_bin_count(&arena->bins[class]) * gr_class_bytes(class);
+        }
+        return bytes;
+}
+
 void gr_arena_forget(struct gr_arena *arena, uint64_t ptr)
 {
         struct gr_block **place = recent_place(arena, ptr);

@@ -124,6 +124,9 @@ struct gr_cache_counts {
 /* Adds those of the bins and fastbins of all arenas. No lock from GR_RANK_ARENA up is held. */
 void gr_arenas_count(struct gr_context *context, struct gr_cache_counts *counts);
 
+/* The bytes of the blocks in all bins of classes up to 1 MiB, which lie in slabs. Takes no lock of an arena. */
+uint64_t gr_arenas_small_bytes(struct gr_context *context);
+
 /* Takes a block out of its bin. Arena lock held. */
 void gr_arena_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block);
 
