@@ -427,11 +427,21 @@ uint64_t gr_budget_excess_limited(struct gr_device *device)
 
 #define GRANT_SHARE 256 /* a grant exceeds what its keeper holds by 1/256 of the threshold, if all grants still fit */
 
-void gr_budget_set_threshold(struct gr_device *device, uint64_t bytes)
+void gr_budget_set_limit(struct gr_device *device, enum gr_limit limit, uint64_t bytes)
 {
-        atomic_store(&device->threshold_bytes, bytes);
-        /* Grants of the old threshold are void: without a threshold keepers may have grown beyond theirs. */
-        atomic_store(&device->granted_for_bytes, GR_UNLIMITED);
+        switch (limit) {
+        case GR_LIMIT_HARD:
+                atomic_store(&device->hard_bytes, bytes);
+                break;
+        case GR_LIMIT_SOFT:
+                atomic_store(&device->soft_bytes, bytes);
+                break;
+        case GR_LIMIT_THRESHOLD:
+                atomic_store(&device->threshold_bytes, bytes);
+                /* Grants of the old threshold are void: without a threshold keepers may have grown beyond theirs. */
+                atomic_store(&device->granted_for_bytes, GR_UNLIMITED);
+                break;
+        }
 }
 
 void gr_budget_end_grants(struct gr_device *device)

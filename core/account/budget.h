@@ -162,8 +162,18 @@ static inline void gr_budget_uncache(struct gr_device *device, uint64_t reserved
 /* Adds a keeper to the device, for as long as the device lives. Zero bytes are a keeper that holds nothing. */
 void gr_budget_keep(struct gr_device *device, struct gr_cached *cached);
 
-/* Sets the release threshold; GR_UNLIMITED: none. */
-void gr_budget_set_threshold(struct gr_device *device, uint64_t bytes);
+enum gr_limit {
+        GR_LIMIT_HARD,      /* no charge may pass it */
+        GR_LIMIT_SOFT,      /* above it nothing is kept in the cache */
+        GR_LIMIT_THRESHOLD, /* cached memory above it goes back */
+};
+
+/*
+ * Sets a limit, at any time; GR_UNLIMITED: none. It holds from the next charge, or the next block that is cached. What
+ * the device then has beyond it stays until the caller gives it back (gr_trim_excess) or wakes the background thread:
+ * gr_budget_excess.
+ */
+void gr_budget_set_limit(struct gr_device *device, enum gr_limit limit, uint64_t bytes);
 
 /* Ends all grants for good: called when memory is cached that no keeper counts. */
 void gr_budget_end_grants(struct gr_device *device);

@@ -23,9 +23,7 @@ struct gr_device {
         _Atomic uint64_t total_bytes;     /* of the card; 0 until known */
         _Atomic uint64_t card_free_bytes; /* as last seen; 0: never */
 
-        _Atomic uint64_t hard_bytes;      /* no charge may pass it */
-        _Atomic uint64_t soft_bytes;      /* above it nothing is kept in the cache */
-        _Atomic uint64_t threshold_bytes; /* cached memory above it goes back */
+        _Atomic uint64_t hard_bytes, soft_bytes, threshold_bytes; /* the limits: gr_budget_set_limit */
 
         _Atomic uint64_t reserved_bytes; /* the charge: live, cached, and the unused rest of slabs */
         _Atomic uint64_t asked_bytes;    /* charged, or about to be, for calls that the driver has not answered yet */

@@ -59,9 +59,9 @@ struct gr_device *gr_device_get(CUdevice dev)
                         gr_unlock(&lock);
                         return NULL; /* its limits depend on its size: asked again at the next call */
                 }
-                atomic_store(&device->hard_bytes, limit(GR_OPTION_HARD_LIMIT, dev, total_bytes));
-                atomic_store(&device->soft_bytes, limit(GR_OPTION_SOFT_LIMIT, dev, total_bytes));
-                gr_budget_set_threshold(device, limit(GR_OPTION_RELEASE_THRESHOLD, dev, total_bytes));
+                gr_budget_set_limit(device, GR_LIMIT_HARD, limit(GR_OPTION_HARD_LIMIT, dev, total_bytes));
+                gr_budget_set_limit(device, GR_LIMIT_SOFT, limit(GR_OPTION_SOFT_LIMIT, dev, total_bytes));
+                gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, limit(GR_OPTION_RELEASE_THRESHOLD, dev, total_bytes));
                 atomic_store(&device->spill_bytes, spill(dev, total_bytes));
                 atomic_store(&device->total_bytes, total_bytes);
                 device->integrated = gr_real.cuDeviceGetAttribute &&

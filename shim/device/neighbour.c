@@ -266,12 +266,12 @@ static void obey(struct member *member, const struct gr_request *request)
         struct gr_device *device = member->device;
 
         if (request->orders & GR_ORDER_LIMIT && request->new_limit > 0) {
-                atomic_store(&device->hard_bytes, request->new_limit);
+                gr_budget_set_limit(device, GR_LIMIT_HARD, request->new_limit);
                 gr_trace_add(GR_ENTRY_LIMIT, device->ordinal, 0, 0, request->new_limit);
                 gr_log(GR_LOG_INFO, "device %d: hard limit changed by another process", device->ordinal);
         }
         if (request->orders & GR_ORDER_THRESHOLD) {
-                gr_budget_set_threshold(device, request->new_threshold);
+                gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, request->new_threshold);
                 gr_trace_add(GR_ENTRY_LIMIT, device->ordinal, 1, 0, request->new_threshold);
                 gr_log(GR_LOG_INFO, "device %d: release threshold changed by another process", device->ordinal);
         }

@@ -342,11 +342,11 @@ static void set_up(void)
         gr_core.wake = wake;
         memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
         host_bytes = gr_size_resolve(&gr_options.pinned_limit, -1, memory_bytes, NULL);
-        atomic_store(&gr_core.host->hard_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
+        gr_budget_set_limit(gr_core.host, GR_LIMIT_HARD, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
         host_bytes = gr_size_resolve(&gr_options.pinned_cache, -1, memory_bytes, NULL);
         if (gr_options.pool == GR_POOL_NONE)
                 host_bytes = 0;
-        atomic_store(&gr_core.host->threshold_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
+        gr_budget_set_limit(gr_core.host, GR_LIMIT_THRESHOLD, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
         gr_api_init();
         if (gr_options.neighbour) {
                 gr_core.ask_neighbours = gr_neighbour_ask;

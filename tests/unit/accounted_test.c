@@ -37,7 +37,7 @@ static void start(void)
         gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_core_context_add(&core, sg_context_new(0), 0);
         device = context->device;
-        atomic_store(&device->hard_bytes, 32 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_HARD, 32 * MIB);
         gr_log_set_level(GR_LOG_SILENT);
         elsewhere.rc = 0;
         elsewhere.calls = 0;
@@ -77,7 +77,7 @@ static void test_limit(void)
         gr_budget_uncharge(device, GR_MEMORY_MAPPED, 32 * MIB);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 0);
         GR_CHECK(gr_charge_accounted(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL) == 0);
-        atomic_store(&core.host->hard_bytes, 6 * MIB);
+        gr_budget_set_limit(core.host, GR_LIMIT_HARD, 6 * MIB);
         GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_limit_hits), 2);
         GR_CHECK_EQ(gr_charge_accounted(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL), -EDQUOT);
         GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_limit_hits), 3);

@@ -178,7 +178,7 @@ static void test_spares_at_limit(enum gr_pool_kind pool)
 
         gpu_begin(pool, GR_REUSE_AUTO);
         rest = gpu_take(100 * MIB);
-        atomic_store(&gpu_device()->hard_bytes, 102 * MIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 102 * MIB);
         ptr = gpu_take(700 * KIB);
         gpu_give(ptr, 700 * KIB);
         ptr = gpu_take(MIB);
@@ -456,7 +456,7 @@ static void test_threshold(enum gr_pool_kind pool)
 
         gpu_begin(pool, GR_REUSE_AUTO);
         core.wake = gpu_wake;
-        gr_budget_set_threshold(gpu_device(), 256 * MIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_THRESHOLD, 256 * MIB);
         for (int i = 0; i < 5; i++)
                 blocks[i] = gpu_take(60 * MIB);
         for (int i = 0; i < 4; i++)
@@ -486,7 +486,7 @@ static void test_excess(void)
         for (int i = 1; i < 4; i += 2)
                 gpu_give(blocks[i], 2 * MIB);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 4 * MIB);
-        gr_budget_set_threshold(gpu_device(), 0);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_THRESHOLD, 0);
         gpu_sync();
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         gr_trim_excess(&core);

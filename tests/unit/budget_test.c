@@ -23,7 +23,7 @@ static uint64_t charged(void)
 static void start(uint64_t hard_bytes)
 {
         gr_budget_init(&device, 3);
-        atomic_store(&device.hard_bytes, hard_bytes);
+        gr_budget_set_limit(&device, GR_LIMIT_HARD, hard_bytes);
 }
 
 static bool short_of_memory;
@@ -116,7 +116,7 @@ static void test_large(void)
         /* A limit below what is taken already, as after a change: nothing more, nothing wraps. */
         start(10 * PAGE);
         GR_CHECK_EQ(gr_budget_reserve(&device, 8 * PAGE, &reserved), 0);
-        atomic_store(&device.hard_bytes, 4 * PAGE);
+        gr_budget_set_limit(&device, GR_LIMIT_HARD, 4 * PAGE);
         GR_CHECK_EQ(gr_budget_reserve(&device, 2 * PAGE, &reserved), -EDQUOT);
         gr_budget_destroy(&device);
 }
@@ -387,12 +387,12 @@ static void test_share_and_excess(void)
         GR_CHECK_EQ(gr_budget_live(&device), 20 * PAGE);
         check_share(70 * PAGE, 100 * PAGE, 80 * PAGE, 100 * PAGE);  /* the cache counts as free */
         check_share(95 * PAGE, 100 * PAGE, 100 * PAGE, 100 * PAGE); /* but there is no more than the card */
-        atomic_store(&device.hard_bytes, 50 * PAGE);
+        gr_budget_set_limit(&device, GR_LIMIT_HARD, 50 * PAGE);
         check_share(70 * PAGE, 100 * PAGE, 30 * PAGE, 50 * PAGE);
         check_share(5 * PAGE, 100 * PAGE, 15 * PAGE, 50 * PAGE); /* others hold the rest of the card */
-        atomic_store(&device.hard_bytes, 200 * PAGE);
+        gr_budget_set_limit(&device, GR_LIMIT_HARD, 200 * PAGE);
         check_share(70 * PAGE, 100 * PAGE, 80 * PAGE, 100 * PAGE);
-        atomic_store(&device.hard_bytes, 12 * PAGE); /* less than is live */
+        gr_budget_set_limit(&device, GR_LIMIT_HARD, 12 * PAGE); /* less than is live */
         check_share(70 * PAGE, 100 * PAGE, 0, 12 * PAGE);
 
         /* A moment of another thread's work: cached counted already, charged no more. */
@@ -402,22 +402,22 @@ static void test_share_and_excess(void)
         gr_budget_uncache(&device, 25 * PAGE);
 
         GR_CHECK_EQ(gr_budget_excess(&device), 10 * PAGE); /* under a limit that came down nothing stays cached */
-        atomic_store(&device.hard_bytes, 27 * PAGE);
+        gr_budget_set_limit(&device, GR_LIMIT_HARD, 27 * PAGE);
         GR_CHECK_EQ(gr_budget_excess(&device), 3 * PAGE);
-        atomic_store(&device.hard_bytes, GR_UNLIMITED);
+        gr_budget_set_limit(&device, GR_LIMIT_HARD, GR_UNLIMITED);
         GR_CHECK_EQ(gr_budget_excess(&device), 0);
         GR_CHECK_EQ(gr_budget_cache_room(&device), GR_UNLIMITED - 10 * PAGE);
-        atomic_store(&device.threshold_bytes, 4 * PAGE);
+        gr_budget_set_limit(&device, GR_LIMIT_THRESHOLD, 4 * PAGE);
         GR_CHECK_EQ(gr_budget_excess(&device), 6 * PAGE);
         GR_CHECK_EQ(gr_budget_cache_room(&device), 0);
-        atomic_store(&device.threshold_bytes, 12 * PAGE);
+        gr_budget_set_limit(&device, GR_LIMIT_THRESHOLD, 12 * PAGE);
         GR_CHECK_EQ(gr_budget_cache_room(&device), 2 * PAGE);
-        atomic_store(&device.threshold_bytes, 10 * PAGE);
+        gr_budget_set_limit(&device, GR_LIMIT_THRESHOLD, 10 * PAGE);
         GR_CHECK_EQ(gr_budget_excess(&device), 0);
         GR_CHECK_EQ(gr_budget_cache_room(&device), 0);
-        atomic_store(&device.soft_bytes, 23 * PAGE); /* live is 20: 3 may be cached */
+        gr_budget_set_limit(&device, GR_LIMIT_SOFT, 23 * PAGE); /* live is 20: 3 may be cached */
         GR_CHECK_EQ(gr_budget_excess(&device), 7 * PAGE);
-        atomic_store(&device.soft_bytes, 5 * PAGE);
+        gr_budget_set_limit(&device, GR_LIMIT_SOFT, 5 * PAGE);
         GR_CHECK_EQ(gr_budget_excess(&device), 10 * PAGE);
         gr_budget_update_peak(&device);
         GR_CHECK_EQ(atomic_load(&device.peak_live_bytes), 20 * PAGE);
@@ -476,15 +476,15 @@ static void test_group(void)
         GR_CHECK_EQ(gr_budget_over(&device), 0);
         gr_budget_force(&device, GR_MEMORY_DRIVER, 3 * PAGE); /* nobody asked */
         GR_CHECK_EQ(gr_budget_over(&device), 3 * PAGE);
-        atomic_store(&device.hard_bytes, 4 * PAGE);
+        gr_budget_set_limit(&device, GR_LIMIT_HARD, 4 * PAGE);
         GR_CHECK_EQ(gr_budget_over(&device), 4 * PAGE);
-        atomic_store(&device.hard_bytes, GR_UNLIMITED);
+        gr_budget_set_limit(&device, GR_LIMIT_HARD, GR_UNLIMITED);
         gr_budget_uncharge(&device, GR_MEMORY_DRIVER, 3 * PAGE);
         check_share(70 * PAGE, 100 * PAGE, 0, 10 * PAGE);
         GR_CHECK_EQ(gr_budget_release(&device, 80 * PAGE, 512), PAGE);
         GR_CHECK_EQ(gr_budget_release(&device, 64 * PAGE, 4 * PAGE), 4 * PAGE);
         GR_CHECK_EQ(group_used, 5 * PAGE);
-        atomic_store(&device.hard_bytes, PAGE);
+        gr_budget_set_limit(&device, GR_LIMIT_HARD, PAGE);
         GR_CHECK(gr_budget_own_limit(&device, 2 * PAGE));
         GR_CHECK_EQ(gr_budget_reserve(&device, 2 * PAGE, &reserved), -EDQUOT);
         GR_CHECK_EQ(group_used, 5 * PAGE);
@@ -531,9 +531,9 @@ static void test_pressure(void)
         GR_CHECK_EQ(pressure.limit_bytes, 100 * PAGE);
         GR_CHECK(gr_pressure_of(pressure, 3 * PAGE) == 0.05);
         GR_CHECK(gr_pressure_of(pressure, 9 * PAGE) == 0);
-        atomic_store(&device.hard_bytes, 50 * PAGE);
+        gr_budget_set_limit(&device, GR_LIMIT_HARD, 50 * PAGE);
         GR_CHECK_EQ(gr_pressure_nearest(&device).limit_bytes, 50 * PAGE);
-        atomic_store(&device.soft_bytes, 20 * PAGE);
+        gr_budget_set_limit(&device, GR_LIMIT_SOFT, 20 * PAGE);
         GR_CHECK_EQ(gr_pressure_nearest(&device).limit_bytes, 20 * PAGE);
         atomic_store(&device.total_bytes, 16 * PAGE);
         GR_CHECK_EQ(gr_pressure_nearest(&device).limit_bytes, 16 * PAGE);

@@ -287,7 +287,7 @@ static void test_end_beside_release(void)
         context = gr_core_context_add(&core, sg_context_new(0), 0);
         ptr = alloc(context, 8 * MIB);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
-        atomic_store(&context->device->threshold_bytes, 0);
+        gr_budget_set_limit(context->device, GR_LIMIT_THRESHOLD, 0);
         pthread_create(&helper, NULL, maintain, NULL);
         sem_wait(&inside);
         done = false;

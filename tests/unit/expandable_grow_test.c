@@ -52,7 +52,7 @@ static void test_reserve_at_once(void)
         uint64_t a;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&gpu_device()->hard_bytes, 24 * MIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 24 * MIB);
         sg_before[SG_MEM_MAP] = reserve_beside;
         beside_rc = 0;
         a = gpu_take(24 * MIB);
@@ -140,7 +140,7 @@ static void test_mapped_in_vain(enum gr_pool_kind pool, bool limited)
         gpu_begin(pool, GR_REUSE_AUTO);
         atomic_store(&context->split_active, true);
         if (limited)
-                atomic_store(&gpu_device()->hard_bytes, all);
+                gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, all);
         for (int i = 0; i < BLOCKS; i++) {
                 blocks[i] = gpu_take(block_bytes);
                 beside[i] = gpu_take(4 * MIB);
@@ -247,9 +247,9 @@ static void test_extra_limits(uint64_t hard_bytes, uint64_t soft_bytes, uint64_t
         uint64_t rest = begin_extra(GR_POOL_AUTO, 400 * MIB), a;
         uint64_t before = core.counters.counts[GR_COUNTER_driver_allocs];
 
-        atomic_store(&gpu_device()->hard_bytes, hard_bytes);
-        atomic_store(&gpu_device()->soft_bytes, soft_bytes);
-        atomic_store(&gpu_device()->threshold_bytes, threshold_bytes);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, hard_bytes);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_SOFT, soft_bytes);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_THRESHOLD, threshold_bytes);
         a = gpu_take(6 * MIB);
         GR_CHECK_EQ(a, rest + 400 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 400 * MIB + more_bytes);
@@ -272,7 +272,7 @@ static void test_large_extents(void)
         large = gpu_take(32 * MIB); /* in extents of 8 MiB */
         gpu_give(large, 32 * MIB);
         gpu_sync();
-        atomic_store(&gpu_device()->hard_bytes, 1024 * MIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 1024 * MIB);
         a = gpu_take(3 * MIB);
         GR_CHECK(a >= large + 32 * MIB && a < large + 64 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 804 * MIB);
@@ -320,7 +320,7 @@ static void test_small_in_captured(void)
         uint64_t captured, next, small, large;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&gpu_device()->hard_bytes, 4 * GIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 4 * GIB);
         captures(true);
         captured = gpu_take(240 * MIB);
         next = gpu_take(2 * MIB);
@@ -346,7 +346,7 @@ static void test_captured_again(void)
         uint64_t kept, a;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&gpu_device()->hard_bytes, 4 * GIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 4 * GIB);
         kept = gpu_take(1000 * MIB);
         for (int i = 0; i < 3; i++) {
                 unsigned calls = sg_calls(SG_MEM_MAP);
@@ -377,7 +377,7 @@ static void test_large_beside_hole(void)
         gpu_give(large, 48 * MIB);
         GR_CHECK_EQ(gpu_take(42 * MIB), large);
         gpu_sync();
-        atomic_store(&gpu_device()->hard_bytes, 1024 * MIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 1024 * MIB);
         a = gpu_take(8 * MIB);
         GR_CHECK_EQ(a, large + 48 * MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);

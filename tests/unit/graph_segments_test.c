@@ -257,7 +257,7 @@ static void test_grows_first(void)
                 give(take(2 * MIB), 0);
                 next_graph();
                 if (rows[i].limit)
-                        atomic_store(&gpu_device()->hard_bytes, rows[i].limit * MIB);
+                        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, rows[i].limit * MIB);
                 if (rows[i].refused)
                         sg_fail(SG_MEM_MAP, 1, 1, -ENOMEM);
                 wanted = take(rows[i].wanted * MIB);
@@ -329,7 +329,7 @@ static void test_moves_all(void)
                 GR_CHECK_EQ(sg_free(&core, pages[i]), 0);
         gr_pool_end_capture(hold, true);
         next_graph();
-        atomic_store(&gpu_device()->hard_bytes, 800 * MIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 800 * MIB);
         large = take(400 * MIB);
         GR_CHECK(large != 0);
         GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 400 * MIB);

@@ -180,7 +180,7 @@ static void test_trim(void)
         /* What is above a threshold goes back with an older driver, too, which is waited for. */
         start_with(&sg_old_driver, GR_REUSE_POLL);
         cache(3, 4 * MIB, 10 * SG_MS);
-        gr_budget_set_threshold(device, 4 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, 4 * MIB);
         GR_CHECK(!gr_trim_excess(&core));
         GR_CHECK_EQ(sg_cached_bytes(device), 4 * MIB);
         finish();
@@ -445,7 +445,7 @@ static void test_asks_neighbours(void)
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
                 start();
                 core.ask_neighbours = ask;
-                atomic_store(&device->hard_bytes, cases[i].hard_bytes);
+                gr_budget_set_limit(device, GR_LIMIT_HARD, cases[i].hard_bytes);
                 atomic_store(&device->group, cases[i].group);
                 asked = 0;
                 GR_CHECK_EQ(sg_alloc(context, cases[i].bytes, &ptr), cases[i].error);
@@ -500,7 +500,7 @@ static void test_report(void)
         sg_advance(3600 * 1000 * SG_MS);
         GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
         GR_CHECK_EQ(reports, 1);
-        atomic_store(&device->hard_bytes, 8 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_HARD, 8 * MIB);
         GR_CHECK_EQ(sg_alloc(context, 10 * MIB, &ptr), -EDQUOT);
         GR_CHECK_EQ(reports, 2);
         GR_CHECK(strstr(all_lines, "the hard limit is 8.000 MiB") != NULL);
@@ -545,7 +545,7 @@ static void test_advice(void)
                         live = alloc(rows[i].live_bytes);
                 if (rows[i].cached_bytes > 0)
                         cache(1, rows[i].cached_bytes, 3600 * 1000 * SG_MS);
-                atomic_store(&device->hard_bytes, rows[i].hard_bytes);
+                gr_budget_set_limit(device, GR_LIMIT_HARD, rows[i].hard_bytes);
                 atomic_store(&device->group, rows[i].group);
                 sg_advance((10 + i) * 3600 * 1000 * SG_MS); /* past the limit of reports of the row before */
                 gr_oom_report(&(struct gr_oom_report){.context = context,
@@ -576,7 +576,7 @@ static void test_hard_limit(void)
         uint64_t ptrs[4], ptr = 42;
 
         start();
-        atomic_store(&device->hard_bytes, 32 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_HARD, 32 * MIB);
         for (int i = 0; i < 4; i++)
                 ptrs[i] = alloc(8 * MIB); /* exactly full */
         GR_CHECK_EQ(sg_alloc(context, 1, &ptr), -EDQUOT);
@@ -628,7 +628,7 @@ static void test_what_lacks(bool by_limit)
         cache(7, 4 * MIB, 0);
         gr_fence_poll(context->fence);
         if (by_limit)
-                atomic_store(&device->hard_bytes, 32 * MIB);
+                gr_budget_set_limit(device, GR_LIMIT_HARD, 32 * MIB);
         else
                 sg_hold(0, 32 * MIB, 0);
         attempt_next = by_limit ? refused_by_limit : refused_by_card;

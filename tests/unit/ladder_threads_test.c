@@ -45,7 +45,7 @@ static void test_returning(void)
         slow_driver.mem_release = slow_release;
         slow_driver.sleep_ns = slow_sleep;
         start_with(&slow_driver, GR_REUSE_AUTO);
-        atomic_store(&device->hard_bytes, 32 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_HARD, 32 * MIB);
         cache(1, 20 * MIB, 0);
         gr_fence_poll(context->fence);
         atomic_store(&taking, false);

@@ -189,8 +189,8 @@ static uint64_t run(const struct plan *plan, bool strict)
 
         sg_reset(256 * MIB);
         gr_core_init(&core, &parts, plan->driver, &(struct gr_config){.reuse = plan->reuse, .pool = plan->pool});
-        atomic_store(&core.devices[0].hard_bytes, plan->hard_bytes);
-        atomic_store(&core.devices[0].threshold_bytes, plan->threshold_bytes);
+        gr_budget_set_limit(&core.devices[0], GR_LIMIT_HARD, plan->hard_bytes);
+        gr_budget_set_limit(&core.devices[0], GR_LIMIT_THRESHOLD, plan->threshold_bytes);
         context_count = plan->contexts;
         atomic_store(&core.streams_overlap, plan->overlaps);
         for (unsigned i = 0; i < context_count; i++)

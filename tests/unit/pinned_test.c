@@ -105,7 +105,7 @@ static void begin(const struct gr_driver *base, const struct gr_config *config)
         used_bytes = 0;
         room_bytes = UINT64_MAX;
         gr_core_init(&core, &parts, &driver, config);
-        atomic_store(&core.host->threshold_bytes, 256 * MIB);
+        gr_budget_set_limit(core.host, GR_LIMIT_THRESHOLD, 256 * MIB);
         for (int i = 0; i < 2; i++)
                 handles[i] = sg_context_new(i); /* of two cards, which do not see each other */
         one = gr_core_context_add(&core, handles[0], 0);
@@ -297,7 +297,7 @@ static void test_most(void)
         uint64_t a, b, c;
 
         begin(&sg_driver, &plain);
-        atomic_store(&core.host->threshold_bytes, 3 * MIB);
+        gr_budget_set_limit(core.host, GR_LIMIT_THRESHOLD, 3 * MIB);
         a = get(one, 2 * MIB, KIND);
         b = get(one, 2 * MIB, KIND);
         c = get(one, 4 * MIB, KIND);
@@ -319,7 +319,7 @@ static void test_limit(void)
         uint64_t a, b, c = 0;
 
         begin(&sg_driver, &plain);
-        atomic_store(&core.host->hard_bytes, 10 * MIB);
+        gr_budget_set_limit(core.host, GR_LIMIT_HARD, 10 * MIB);
         a = get(one, 4 * MIB, KIND);
         b = get(one, 4 * MIB, KIND);
         GR_CHECK(gr_pinned_free(&core, a) == 0);
@@ -354,7 +354,7 @@ static void test_limit_in_capture(void)
         uint64_t a, b;
 
         begin(&sg_driver, &plain);
-        atomic_store(&core.host->hard_bytes, 10 * MIB);
+        gr_budget_set_limit(core.host, GR_LIMIT_HARD, 10 * MIB);
         a = get(one, 4 * MIB, KIND);
         b = get(one, 4 * MIB, KIND);
         gr_gate_begin_enter(&core.gate);
@@ -661,7 +661,7 @@ static void test_structures(void)
         void *first, *then;
 
         begin(&sg_driver, &plain);
-        atomic_store(&core.host->threshold_bytes, 0);
+        gr_budget_set_limit(core.host, GR_LIMIT_THRESHOLD, 0);
         GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0 && frees == 1);
         first = gr_block_new();
         gr_block_free(first);
@@ -799,7 +799,7 @@ static void test_short_looks(void)
         uint64_t ptrs[MANY], a;
 
         begin(&sg_driver, &plain);
-        atomic_store(&core.host->threshold_bytes, GR_UNLIMITED);
+        gr_budget_set_limit(core.host, GR_LIMIT_THRESHOLD, GR_UNLIMITED);
         for (int i = 0; i < MANY; i++)
                 ptrs[i] = get(one, bytes, KIND);
         use(one, ptrs[0], SG_MS);
@@ -903,8 +903,8 @@ static void test_threads(void)
         struct worker workers[THREADS];
 
         begin(&sg_driver, &config);
-        atomic_store(&core.host->hard_bytes, 40 * MIB);
-        atomic_store(&core.host->threshold_bytes, 16 * MIB);
+        gr_budget_set_limit(core.host, GR_LIMIT_HARD, 40 * MIB);
+        gr_budget_set_limit(core.host, GR_LIMIT_THRESHOLD, 16 * MIB);
         for (unsigned i = 0; i < THREADS; i++) {
                 workers[i].seed = i + 1;
                 pthread_create(&workers[i].thread, NULL, i ? allocate_and_free : decay, &workers[i]);

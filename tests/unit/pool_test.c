@@ -266,7 +266,7 @@ static void test_capture_threshold(void)
         uint64_t blocks[2], other;
 
         start(GR_REUSE_AUTO);
-        atomic_store(&device->threshold_bytes, 0);
+        gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, 0);
         for (int i = 0; i < 2; i++) {
                 blocks[i] = alloc((uint64_t)(4 + i) * MIB);
                 sg_work(context->handle, 0, blocks[i], 10 * SG_MS);
@@ -398,7 +398,7 @@ static void test_leaving(void)
         uint64_t ptr;
 
         start_with(&sg_driver, GR_REUSE_AUTO, GR_POOL_NONE);
-        atomic_store(&device->hard_bytes, 64 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_HARD, 64 * MIB);
         for (int drops = 0; drops < 2; drops++) {
                 ptr = alloc(20 * MIB);
                 GR_CHECK(sg_disown(ptr));
@@ -437,7 +437,7 @@ static void test_free_in_order(void)
         void *next[4];
 
         start_with(&sg_driver, GR_REUSE_AUTO, GR_POOL_NONE);
-        atomic_store(&device->hard_bytes, 32 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_HARD, 32 * MIB);
         a = alloc(20 * MIB);
         sg_work(context->handle, 0, a, 10 * SG_MS);
         GR_CHECK_EQ(gr_pool_free_in_order(&core, a, refuse, NULL), gr_driver_error(1));
@@ -468,7 +468,7 @@ static void test_free_in_order(void)
 
         /* Without a limit nobody asks when it is there. */
         context = gr_core_context_add(&core, sg_context_new(0), 0);
-        atomic_store(&device->hard_bytes, GR_UNLIMITED);
+        gr_budget_set_limit(device, GR_LIMIT_HARD, GR_UNLIMITED);
         for (int i = 0; i < 4; i++) {
                 a = alloc(20 * MIB);
                 GR_CHECK(sg_disown(a));
@@ -496,7 +496,7 @@ static void test_threshold(void)
         start(GR_REUSE_AUTO);
         core.wake = wake;
         wakes = 0;
-        atomic_store(&device->threshold_bytes, 64 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, 64 * MIB);
         for (int i = 0; i < 25; i++)
                 blocks[i] = alloc(4 * MIB);
         sg_work(context->handle, 0, blocks[24], 50 * SG_MS);
@@ -520,7 +520,7 @@ static void test_threshold(void)
 
         /* Threshold 0 keeps nothing. */
         start(GR_REUSE_AUTO);
-        atomic_store(&device->threshold_bytes, 0);
+        gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, 0);
         blocks[0] = alloc(512);
         blocks[1] = alloc(100 * MIB);
         free_ok(blocks[0]);
@@ -537,8 +537,8 @@ static void test_threshold_unasked(enum gr_pool_kind pool)
         uint64_t live, ptr, usable;
 
         start_with(&sg_driver, GR_REUSE_AUTO, pool);
-        atomic_store(&device->threshold_bytes, 64 * MIB);
-        atomic_store(&device->soft_bytes, 512 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, 64 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_SOFT, 512 * MIB);
         live = alloc(100 * MIB); /* the charge alone says nothing then */
         ptr = alloc(65536);
         free_ok(ptr);
@@ -582,7 +582,7 @@ static void test_threshold_kept(bool moves)
         contexts[0] = context;
         contexts[1] = gr_core_context_add(&core, sg_context_new(0), 0);
         core.wake = wake;
-        gr_budget_set_threshold(device, 24 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, 24 * MIB);
         for (int i = 0; i < 20000; i++) {
                 unsigned what, which;
 
@@ -611,7 +611,8 @@ static void test_threshold_kept(bool moves)
                         }
                 }
                 if (moves && what == 99)
-                        gr_budget_set_threshold(device, (seed >> 56) % 4 ? (seed >> 50) % 4 * 8 * MIB : GR_UNLIMITED);
+                        gr_budget_set_limit(device, GR_LIMIT_THRESHOLD,
+                                            (seed >> 56) % 4 ? (seed >> 50) % 4 * 8 * MIB : GR_UNLIMITED);
         }
         GR_CHECK(passed > 50);
         while (count > 0)
@@ -641,7 +642,7 @@ static void test_threshold_counts(bool moved)
         start(GR_REUSE_AUTO);
         core.wake = wake;
         wakes = 0;
-        gr_budget_set_threshold(device, 24 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, 24 * MIB);
         play(0);
         for (int i = 0; i < COUNT; i++) {
                 first[i] = alloc(MIB);
@@ -658,10 +659,10 @@ static void test_threshold_counts(bool moved)
         } else {
                 for (int i = 0; i < COUNT; i++)
                         first[i] = alloc(MIB);
-                gr_budget_set_threshold(device, GR_UNLIMITED);
+                gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, GR_UNLIMITED);
                 for (int i = 0; i < COUNT; i++)
                         free_ok(first[i]);
-                gr_budget_set_threshold(device, 24 * MIB);
+                gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, 24 * MIB);
         }
         play(0);
         for (int i = 0; i < COUNT; i++) {
@@ -683,7 +684,7 @@ static void test_soft_limit(void)
         start(GR_REUSE_AUTO);
         core.wake = wake;
         wakes = 0;
-        atomic_store(&device->soft_bytes, 100 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_SOFT, 100 * MIB);
         live = alloc(80 * MIB);
         for (int i = 0; i < 10; i++)
                 blocks[i] = alloc(4 * MIB);
@@ -834,16 +835,16 @@ static void test_maintain(void)
         sg_log_clear();
         GR_CHECK(!gr_trim_excess(&core));
         GR_CHECK_STR(sg_log(), "");
-        gr_budget_set_threshold(device, 4 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, 4 * MIB);
         GR_CHECK(!gr_trim_excess(&core)); /* what waits may stay */
         GR_CHECK_EQ(cached(), 2 * MIB);
-        gr_budget_set_threshold(device, 0);
+        gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, 0);
         GR_CHECK(gr_trim_excess(&core));
         GR_CHECK_EQ(cached(), 2 * MIB);
         GR_CHECK_EQ(sg_alloc(other, 4 * MIB, &c), 0);
         free_ok(c);
         sg_advance(20 * SG_MS);
-        gr_budget_set_threshold(other->device, 0);
+        gr_budget_set_limit(other->device, GR_LIMIT_THRESHOLD, 0);
         GR_CHECK(!gr_trim_excess(&core));
         GR_CHECK_EQ(cached(), 0);
         GR_CHECK_EQ(sg_cached_bytes(other->device), 0);
@@ -935,7 +936,7 @@ static void test_alloc_by(void)
         check_accounts();
 
         /* More than the hard limit has: as if the card were full. */
-        atomic_store(&device->hard_bytes, atomic_load(&device->reserved_bytes) + 4 * MIB);
+        gr_budget_set_limit(device, GR_LIMIT_HARD, atomic_load(&device->reserved_bytes) + 4 * MIB);
         pitched = (struct pitched){.bytes = 32 * MIB};
         GR_CHECK_EQ(gr_pool_alloc_by(context, 4 * MIB, allocate_pitched, &pitched, &ptr), -EDQUOT);
         GR_CHECK(atomic_load(&device->reserved_bytes) <= atomic_load(&device->hard_bytes));

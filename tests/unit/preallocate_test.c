@@ -195,7 +195,7 @@ static void test_earned(bool alone)
         for (int more = 0; more < 2; more++) {
                 gr_arena_own(context)->bins[gr_class_of(MIB / 4)].fences = 100;
                 gr_arena_own(context)->bins[gr_class_of(MIB / 4)].cooldown = 0;
-                gr_budget_set_threshold(device, gr_budget_cached(device) - 1 + more);
+                gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, gr_budget_cached(device) - 1 + more);
                 GR_CHECK_EQ(gr_preallocate_wanted(context, MIB / 4), more);
         }
         finish();

@@ -58,7 +58,7 @@ static void test_proactive(void)
         start((struct gr_config){.proactive = true});
         memset(&purged, 0, sizeof(purged));
         purged.cost_ns = 10 * SG_MS;
-        context->device->hard_bytes = 40 * MIB;
+        gr_budget_set_limit(context->device, GR_LIMIT_HARD, 40 * MIB);
         GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
         GR_CHECK_EQ(sg_alloc(context, 10 * MIB, &first), 0);
         GR_CHECK(!core.memory_is_short);
@@ -104,7 +104,7 @@ static void test_proactive(void)
         gr_proactive_run(context);
         gr_gate_end(&core.gate);
         GR_CHECK_EQ(purged.calls, 0);
-        context->device->hard_bytes = 400 * MIB;
+        gr_budget_set_limit(context->device, GR_LIMIT_HARD, 400 * MIB);
         gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 0);
         GR_CHECK(!core.memory_is_short);
@@ -130,7 +130,7 @@ static void test_proactive_share(void)
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
                 start((struct gr_config){.proactive = true});
                 memset(&purged, 0, sizeof(purged));
-                context->device->hard_bytes = cases[i].limit_mib * MIB;
+                gr_budget_set_limit(context->device, GR_LIMIT_HARD, cases[i].limit_mib * MIB);
                 GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
                 GR_CHECK_EQ(sg_alloc(context, cases[i].live_mib * MIB, &live), 0);
                 GR_CHECK(core.memory_is_short); /* from half of the limit on */
@@ -200,7 +200,7 @@ static void test_proactive_in_group(void)
 
         start((struct gr_config){.proactive = true});
         memset(&purged, 0, sizeof(purged));
-        context->device->hard_bytes = 10 * ROOM_BYTES;
+        gr_budget_set_limit(context->device, GR_LIMIT_HARD, 10 * ROOM_BYTES);
         context->device->group = &group;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
         others_bytes = ROOM_BYTES / 4;
@@ -251,7 +251,7 @@ static void test_proactive_trim(bool by_group)
 
         start((struct gr_config){.proactive = true});
         others_bytes = 0;
-        context->device->hard_bytes = (by_group ? 32 : 17) * MIB;
+        gr_budget_set_limit(context->device, GR_LIMIT_HARD, (by_group ? 32 : 17) * MIB);
         if (by_group) {
                 context->device->group = &group;
                 GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);

@@ -89,7 +89,7 @@ static void test_least(void)
         gpu_give(a, 1000);
         gpu_settle();
         /* Where there is nothing else they take what is left of a page. */
-        atomic_store(&gpu_device()->hard_bytes, 2 * MIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 2 * MIB);
         b = gpu_take(GR_SPLIT_LEAST_BYTES + 1);
         a = gpu_take(1000);
         GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && info.split);
@@ -97,7 +97,7 @@ static void test_least(void)
         gpu_give(b, GR_SPLIT_LEAST_BYTES + 1);
         gpu_settle();
         /* Without cheap barriers bins would take fresh memory again and again. */
-        atomic_store(&gpu_device()->hard_bytes, GR_UNLIMITED);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, GR_UNLIMITED);
         atomic_store(&core.streams_overlap, true);
         c = core.counters.counts[GR_COUNTER_driver_allocs];
         for (int i = 0; i < 100; i++) {
@@ -233,7 +233,7 @@ static void test_held_at_last(void)
         gpu_give(a, 38 * MIB);
         gpu_sync();
         a = gpu_take(36 * MIB);
-        atomic_store(&gpu_device()->hard_bytes, 40 * MIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 40 * MIB);
         b = gpu_take(3 * MIB / 2);
         GR_CHECK(b != 0 && b != a + 36 * MIB);
         c = gpu_take(3 * MIB / 2);
@@ -543,7 +543,7 @@ static void test_refused(void)
         uint64_t a, b, begin_ns;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&gpu_device()->hard_bytes, 100 * MIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 100 * MIB);
         a = gpu_take(60 * MIB);
         b = gpu_take(30 * MIB);
         gpu_give(b, 30 * MIB);
@@ -689,10 +689,10 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
                 gpu_begin(pool, reuse);
                 atomic_store(&context->split->extra_refused, seed % 2 == 0);
                 sg_by_hand(seed % 3 ? (uint32_t)seed : 1000);
-                atomic_store(&gpu_device()->hard_bytes, hard_bytes);
+                gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, hard_bytes);
                 atomic_store(&core.streams_overlap, overlaps);
                 if (seed % 2)
-                        atomic_store(&gpu_device()->threshold_bytes, 16 * MIB);
+                        gr_budget_set_limit(gpu_device(), GR_LIMIT_THRESHOLD, 16 * MIB);
                 walk(&one);
                 GR_CHECK(gpu_device()->peak_reserved_bytes <= hard_bytes);
                 gpu_settle();
@@ -725,7 +725,7 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
         sg_by_hand(3);
         core.config.decay_ns = UINT64_C(1000000000);
         atomic_store(&core.streams_overlap, overlaps);
-        atomic_store(&gpu_device()->hard_bytes, 512 * MIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 512 * MIB);
         GR_CHECK_EQ(pthread_create(&helper, NULL, help, &stop), 0);
         for (unsigned i = 0; i < GPU_THREADS; i++) {
                 walks[i] = (struct walk){.seed = 77 + i, .steps = 1500, .overlaps = !overlaps, .passes = i > 0};

@@ -195,7 +195,7 @@ static void test_figures(void)
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &c), 0); /* a again */
         GR_CHECK_EQ(sg_free(&core, b), 0);
-        atomic_store(&core.devices[0].hard_bytes, 128 * MIB);
+        gr_budget_set_limit(&core.devices[0], GR_LIMIT_HARD, 128 * MIB);
 
         check_json();
         GR_CHECK_EQ(value_of("driver_allocs"), 2);
@@ -288,9 +288,9 @@ static void test_list(void)
         device = &core.devices[2];
         atomic_store(&device->group, &group);
         atomic_store(&device->card_free_bytes, 100);
-        atomic_store(&device->hard_bytes, 300);
-        atomic_store(&device->threshold_bytes, 400);
-        atomic_store(&device->soft_bytes, 500);
+        gr_budget_set_limit(device, GR_LIMIT_HARD, 300);
+        gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, 400);
+        gr_budget_set_limit(device, GR_LIMIT_SOFT, 500);
         atomic_store(&device->reserved_bytes, 600);
         gr_budget_cache(device, 150);
         atomic_store(&device->peak_reserved_bytes, 700);

@@ -255,8 +255,8 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
                      &(struct gr_config){.reuse = plan->reuse,
                                          .pool = segments ? GR_POOL_AUTO : GR_POOL_BINS,
                                          .decay_ns = DECAY_NS});
-        atomic_store(&core.devices[0].hard_bytes, plan->hard_bytes);
-        atomic_store(&core.devices[0].threshold_bytes, plan->threshold_bytes);
+        gr_budget_set_limit(&core.devices[0], GR_LIMIT_HARD, plan->hard_bytes);
+        gr_budget_set_limit(&core.devices[0], GR_LIMIT_THRESHOLD, plan->threshold_bytes);
         atomic_store(&core.streams_overlap, plan->overlaps);
         for (int i = 0; i < 2; i++)
                 contexts[i] = gr_core_context_add(&core, sg_context_new(0), 0);
