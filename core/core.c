@@ -158,9 +158,17 @@ out:
         return context;
 }
 
-static bool close_before(struct gr_context *context, void *arg)
+static bool close_before_wait(struct gr_context *context, void *arg)
 {
-        gr_fence_close_before(context->fence, arg != NULL);
+        (void)arg;
+        gr_fence_close_before_wait(context->fence);
+        return true;
+}
+
+static bool close_before_capture(struct gr_context *context, void *arg)
+{
+        (void)arg;
+        gr_fence_close_before_capture(context->fence);
         return true;
 }
 
@@ -169,7 +177,7 @@ void gr_core_will_wait(struct gr_core *core)
         atomic_store(&core->waits_for_others, true);
         while (atomic_load(&core->barriers_being_laid) > 0) /* also where another thread waits for them */
                 core->driver->sleep_ns(VISIT_LOOK_NS);
-        gr_context_each(core, -1, close_before, NULL);
+        gr_context_each(core, -1, close_before_wait, NULL);
 }
 
 void gr_core_stream_will_wait(struct gr_core *core)
@@ -188,8 +196,8 @@ void gr_core_stream_waits(struct gr_core *core)
 
 void gr_core_will_capture(struct gr_core *core)
 {
-        gr_context_each(core, -1, close_before, core);
-        gr_fence_close_before(core->process_fence, true);
+        gr_context_each(core, -1, close_before_capture, NULL);
+        gr_fence_close_before_capture(core->process_fence);
 }
 
 /*

@@ -211,7 +211,7 @@ struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_contex
 }
 
 /* Lock not held. */
-struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold, bool ends)
+static struct gr_block *unpark(struct gr_graph_hold *hold, bool ends)
 {
         struct gr_block *all = NULL, *block, *next;
 
@@ -227,6 +227,16 @@ struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold, bool ends)
         }
         gr_unlock(&hold->core->holds_lock);
         return all;
+}
+
+struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold)
+{
+        return unpark(hold, false);
+}
+
+struct gr_block *gr_graph_hold_end(struct gr_graph_hold *hold)
+{
+        return unpark(hold, true);
 }
 
 /* Below, no lock is held. */

@@ -59,9 +59,10 @@ struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_contex
 
 /*
  * Takes the blocks of graph segments that are parked in a shared hold, linked by next; they have no hold any more. The
- * caller must free them. ends: the capture has ended, so no more of them are parked.
+ * caller must free them. gr_graph_hold_end: the capture has ended, so no more of them are parked.
  */
-struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold, bool ends);
+struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold);
+struct gr_block *gr_graph_hold_end(struct gr_graph_hold *hold);
 
 /* Whether a hold has lost its last user since the last begin. gr_graph_holds_begin also resets this to false. */
 bool gr_graph_holds_are_over(struct gr_core *core);

@@ -94,14 +94,14 @@ static bool any_block_serves(const struct climb *climb)
 }
 
 /* Another try for a block after a rung. 0, -ENOMEM or -EDQUOT, or another error of the driver. */
-static int try_again(struct climb *climb, bool may_be_larger, struct gr_block **ret_block)
+static int try_again(struct climb *climb, struct gr_block **ret_block)
 {
         struct gr_block *block = NULL;
 
         if (!climb->request)
                 return note(climb, climb->attempt(climb->arg));
         if (any_block_serves(climb) && climb->context->core->config.pool != GR_POOL_NONE)
-                block = gr_source_take(climb->context, climb->bytes, may_be_larger);
+                block = gr_source_take(climb->context, climb->bytes);
         if (block) {
                 *ret_block = block;
                 return 0;
@@ -136,7 +136,7 @@ static int from_cache(struct climb *climb, enum gr_rung rung, struct gr_block **
                      !atomic_load(&core->waits_for_others)))
                         gr_fence_barrier(climb->context->fence);
         }
-        block = gr_source_take(climb->context, climb->bytes, true);
+        block = gr_source_take_larger(climb->context, climb->bytes);
         climb->tries[rung]++;
         gr_count_rung(core, climb->context->device->ordinal, rung, begin_ns, block ? block->capacity_bytes : 0);
         if (!block)
@@ -149,15 +149,16 @@ static int from_cache(struct climb *climb, enum gr_rung rung, struct gr_block **
 
 /*
  * Takes a range from a segment meant for larger requests. Segments with live blocks are used before any thread has to
- * wait. opens: also one that is free, which could be returned as a whole: only after SYNC.
+ * wait; one that is free, which could be returned as a whole, only after SYNC.
  */
-static int from_larger(struct climb *climb, bool opens, struct gr_block **ret_block)
+static int from_larger(struct climb *climb, enum gr_rung rung, struct gr_block **ret_block)
 {
         struct gr_context *context = climb->context;
 
         if (!any_block_serves(climb) || !gr_pool_kind_is_split(context) || gr_fence_is_broken(context->fence))
                 return climb->error;
-        *ret_block = gr_split_take_any(context, climb->bytes, opens);
+        *ret_block =
+                gr_split_take(context, climb->bytes, rung == GR_RUNG_SYNC ? GR_SPLIT_FROM_ANY : GR_SPLIT_FROM_USED);
         return *ret_block ? 0 : climb->error;
 }
 
@@ -184,7 +185,7 @@ static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **
                         continue;
                 }
                 ended = now;
-                rc = try_again(climb, false, ret_block);
+                rc = try_again(climb, ret_block);
         }
         return rc;
 }
@@ -214,7 +215,7 @@ GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_rung rung, stru
 
         if (!alone) {
                 gr_lock(&climb->context->device->ladder_lock);
-                rc = try_again(climb, false, ret_block); /* the climb before this one may have left enough */
+                rc = try_again(climb, ret_block); /* the climb before this one may have left enough */
                 if (!out_of_memory(rc))
                         goto out;
         }
@@ -226,7 +227,7 @@ GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_rung rung, stru
                 if (rung == GR_RUNG_DROP && back > 0) /* what was freed is cached now, and TRIM and SYNC are over */
                         gr_rung_run(climb->context, GR_RUNG_SYNC, missing_bytes(climb));
                 ended = gr_budget_releases_of_others(climb->context->device);
-                rc = try_again(climb, false, ret_block);
+                rc = try_again(climb, ret_block);
         } while (out_of_memory(rc) && (back > 0 || (overtaken && is_worth_waiting(climb, begin_ns))) && --tries > 0);
         if (!alone && out_of_memory(rc))
                 rc = after_returns(climb, ended, ret_block);
@@ -372,7 +373,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         if (rc == -EDQUOT && core->driver->refresh_pools &&
             atomic_load(&context->device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) > 0) {
                 core->driver->refresh_pools(context->device->ordinal);
-                rc = try_again(climb, false, ret_block);
+                rc = try_again(climb, ret_block);
         }
 
         for (enum gr_rung rung = GR_RUNG_READY; rung < GR_RUNG_FAIL && out_of_memory(rc); rung++) {
@@ -385,7 +386,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                 case GR_RUNG_SYNC:
                         rc = from_rung(climb, rung, ret_block);
                         if (out_of_memory(rc))
-                                rc = from_larger(climb, rung == GR_RUNG_SYNC, ret_block);
+                                rc = from_larger(climb, rung, ret_block);
                         break;
                 case GR_RUNG_PURGE:
                 case GR_RUNG_DRIVER:

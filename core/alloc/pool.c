@@ -67,7 +67,7 @@ static struct gr_block *take_own_behind_barrier(const struct request *request, u
                                           : gr_arena_take(request->arena, request->class, request->class,
                                                           request->bytes, SIZE_MAX);
         if (!block) /* blocks taken by others, or a capture is open */
-                block = gr_source_take(request->context, request->bytes, false);
+                block = gr_source_take(request->context, request->bytes);
         return block;
 }
 
@@ -117,7 +117,7 @@ static struct gr_block *take_fenced(const struct request *request)
                 if (request->by_split && epoch > 0)
                         block = gr_arena_take_fastbin(request->arena, request->bytes);
                 if (!block)
-                        block = gr_source_take(context, request->bytes, false);
+                        block = gr_source_take(context, request->bytes);
                 if (block)
                         return block;
                 barrier = gr_fence_quarantine_bytes(context->fence) > bound &&
@@ -126,7 +126,7 @@ static struct gr_block *take_fenced(const struct request *request)
         }
         if (!barrier || gr_fence_barrier(context->fence))
                 return NULL;
-        return gr_source_take(context, request->bytes, false);
+        return gr_source_take(context, request->bytes);
 }
 
 /*
@@ -179,7 +179,7 @@ static struct gr_block *take_cached(struct gr_context *context, size_t bytes)
                 if (request.by_split) /* to look for another range would merge the one that waits */
                         return take_fenced(&request);
         }
-        block = gr_source_take(context, bytes, false);
+        block = gr_source_take(context, bytes);
         return block ? block : take_fenced(&request);
 }
 
@@ -354,7 +354,9 @@ static int free_split(struct gr_core *core, struct gr_block *block, const struct
                 else
                         by_driver = true;
         }
-        rc = gr_split_put(block, epoch, by_driver, !order->give_back, &should_close);
+        rc = gr_split_put(block, epoch,
+                          (by_driver ? GR_SPLIT_PUT_BY_DRIVER : 0) | (order->give_back ? 0 : GR_SPLIT_PUT_WAITS),
+                          &should_close);
         if (!rc && should_close)
                 gr_fence_close(context->fence);
         wake_if_needed(context);
@@ -465,20 +467,20 @@ static struct order collected(struct gr_context *context)
 }
 
 /*
- * Frees what is parked in a shared hold of graph segments. in_order: only work in the order of the graphs that share
- * the memory has used it, so it needs no fence.
+ * Frees blocks that were parked in a shared hold of graph segments. Of a capture with a single stream only work in the
+ * order of the graphs that share the memory has used them, so they need no fence.
  */
-static void unpark(struct gr_graph_hold *hold, bool in_order, bool ends)
+static void free_unparked(struct gr_graph_hold *hold, struct gr_block *block, bool single_stream)
 {
-        struct gr_block *block, *next;
+        struct gr_block *next;
         bool should_close;
 
-        for (block = gr_graph_hold_unpark(hold, ends); block; block = next) {
+        for (; block; block = next) {
                 struct order order = collected(block->context);
 
                 next = block->next;
-                if (in_order && !(block->flags & GR_BLOCK_EXPORTED))
-                        gr_split_put(block, GR_SPLIT_IDLE, false, false, &should_close);
+                if (single_stream && !(block->flags & GR_BLOCK_EXPORTED))
+                        gr_split_put(block, GR_SPLIT_IDLE, 0, &should_close);
                 else
                         free_split(gr_graph_hold_core(hold), block, &order);
         }
@@ -506,7 +508,7 @@ bool gr_pool_alloc_in_hold(struct gr_graph_hold *hold, struct gr_context *contex
         if (gr_graph_hold_shared_in(hold) == context && bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_is_split(context) &&
             !gr_fence_is_broken(context->fence)) {
                 if (single_stream)
-                        unpark(hold, true, false);
+                        free_unparked(hold, gr_graph_hold_unpark(hold), single_stream);
                 block = take_for_graph(context, bytes);
         }
         if (block)
@@ -519,7 +521,7 @@ bool gr_pool_alloc_in_hold(struct gr_graph_hold *hold, struct gr_context *contex
 void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream)
 {
         if (gr_graph_hold_shared_in(hold))
-                unpark(hold, single_stream, true);
+                free_unparked(hold, gr_graph_hold_end(hold), single_stream);
 }
 
 static bool collect_one(struct gr_context *context, void *arg)

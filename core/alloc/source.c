@@ -45,12 +45,13 @@ static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_conte
         return block;
 }
 
-GR_HOT_CODE struct gr_block *gr_source_take(struct gr_context *context, size_t bytes, bool may_be_larger)
+GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t bytes, bool may_be_larger)
 {
         if (gr_fence_is_broken(context->fence))
                 return NULL;
         if (gr_pool_kind_split_serves(context, bytes) || (may_be_larger && gr_pool_kind_is_split(context))) {
-                struct gr_block *block = gr_split_take(context, bytes, may_be_larger);
+                struct gr_block *block =
+                        gr_split_take(context, bytes, may_be_larger ? GR_SPLIT_FROM_ALL : GR_SPLIT_FROM_CLOSE);
 
                 assert(!block || (block->flags & GR_BLOCK_SPLIT && block->capacity_bytes >= bytes));
                 if (block)
@@ -58,6 +59,16 @@ GR_HOT_CODE struct gr_block *gr_source_take(struct gr_context *context, size_t b
                 /* The bins may still have one: from before segments served such requests, or of pitched memory. */
         }
         return take_from_bins(context, bytes, may_be_larger);
+}
+
+GR_HOT_CODE struct gr_block *gr_source_take(struct gr_context *context, size_t bytes)
+{
+        return take(context, bytes, false);
+}
+
+struct gr_block *gr_source_take_larger(struct gr_context *context, size_t bytes)
+{
+        return take(context, bytes, true);
 }
 
 int gr_source_fresh(const struct gr_source_request *request, struct gr_block **ret_block)

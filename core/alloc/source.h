@@ -26,10 +26,11 @@ struct gr_source_request {
 };
 
 /*
- * Takes the usable cached block that serves a request best; the caller owns it. NULL: there is none. may_be_larger:
- * look at larger classes, too.
+ * Takes the usable cached block that serves a request best; the caller owns it. NULL: there is none. The second looks
+ * at larger classes, too.
  */
-struct gr_block *gr_source_take(struct gr_context *context, size_t bytes, bool may_be_larger);
+struct gr_block *gr_source_take(struct gr_context *context, size_t bytes);
+struct gr_block *gr_source_take_larger(struct gr_context *context, size_t bytes);
 
 /*
  * Takes fresh memory for a block, charges it and adds it to the ledger; the caller owns the CACHED block. -EDQUOT,

@@ -212,7 +212,7 @@ static int close_locked(struct gr_fence *fence, bool always)
         return 0;
 }
 
-int gr_fence_close_epoch(struct gr_fence *fence, bool always, uint64_t *ret_epoch)
+static int close_epoch(struct gr_fence *fence, bool always, uint64_t *ret_epoch)
 {
         int rc;
 
@@ -230,16 +230,27 @@ int gr_fence_close(struct gr_fence *fence)
 {
         uint64_t epoch;
 
-        return gr_fence_close_epoch(fence, false, &epoch);
+        return close_epoch(fence, false, &epoch);
 }
 
-void gr_fence_close_before(struct gr_fence *fence, bool waits)
+int gr_fence_close_always(struct gr_fence *fence, uint64_t *ret_epoch)
+{
+        return close_epoch(fence, true, ret_epoch);
+}
+
+void gr_fence_close_before_wait(struct gr_fence *fence)
+{
+        if (gr_fence_is_open(fence))
+                gr_fence_close(fence);
+}
+
+void gr_fence_close_before_capture(struct gr_fence *fence)
 {
         uint64_t epoch;
+        bool waits = atomic_load(&fence->closed_waits) != atomic_load(&fence->core->waits_given);
 
-        waits = waits && atomic_load(&fence->closed_waits) != atomic_load(&fence->core->waits_given);
         if (waits || gr_fence_is_open(fence))
-                gr_fence_close_epoch(fence, waits, &epoch);
+                close_epoch(fence, waits, &epoch);
 }
 
 /* Takes the turn to fence (turn_taken) if no thread has it. False: another thread has it. */

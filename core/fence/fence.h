@@ -233,10 +233,11 @@ void gr_fence_close_soon(struct gr_fence *fence);
 
 /*
  * Closes the open epoch before the program submits work that may never end, or behind which no event can be recorded:
- * an event that is recorded later would wait for that work. waits: also if nothing was freed, but a stream began to
- * wait for others, so that the event shows when that wait is over. Cheap if there is nothing to close.
+ * an event that is recorded later would wait for that work. Before a capture also if nothing was freed, but a stream
+ * began to wait for others, so that the event shows when that wait is over. Cheap if there is nothing to close.
  */
-void gr_fence_close_before(struct gr_fence *fence, bool waits);
+void gr_fence_close_before_wait(struct gr_fence *fence);
+void gr_fence_close_before_capture(struct gr_fence *fence);
 
 /*
  * How many bytes a thread frees into an epoch before it closes it. An open epoch also covers work that starts later,

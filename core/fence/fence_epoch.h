@@ -15,8 +15,8 @@
  */
 int gr_fence_failed(struct gr_fence *fence, int rc);
 
-/* As gr_fence_close; with always even if nothing was freed. *ret_epoch: the epoch that was open. */
-int gr_fence_close_epoch(struct gr_fence *fence, bool always, uint64_t *ret_epoch);
+/* As gr_fence_close, even if nothing was freed. *ret_epoch: the epoch that was open. */
+int gr_fence_close_always(struct gr_fence *fence, uint64_t *ret_epoch);
 
 /*
  * Ends the open epoch without an event: what is freed from now on belongs to the next one. gr_fence_all_passed: all

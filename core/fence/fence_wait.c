@@ -101,7 +101,7 @@ static int drain(struct gr_fence *fence)
 static int wait_behind_record(struct gr_fence *fence, uint64_t deadline_ns)
 {
         uint64_t epoch;
-        int rc = gr_fence_is_broken(fence) ? -ENOTSUP : gr_fence_close_epoch(fence, true, &epoch);
+        int rc = gr_fence_is_broken(fence) ? -ENOTSUP : gr_fence_close_always(fence, &epoch);
 
         /* Spin first: the work may be nearly done, and a sleep takes longer. */
         for (unsigned n = 1; !rc && !gr_fence_idle(fence, epoch) && n <= SYNC_LOOKS; n++) {

@@ -56,7 +56,8 @@ static uint64_t run(struct gr_context *context, struct gr_pressure pressure, uin
         uint64_t most = (uint64_t)((double)pressure.limit_bytes * PRESSURE_HIGH), freed = 0, after;
 
         assert(pressure.limit_bytes > 0 && most <= pressure.limit_bytes); /* without a limit there is no pressure */
-        gr_reclaimables_run(context->core, false, device->ordinal, pressure.limit_bytes - most, HOOK_PATIENCE_NS);
+        gr_reclaimables_run(context->core, GR_RUNG_PURGE, device->ordinal, pressure.limit_bytes - most,
+                            HOOK_PATIENCE_NS);
         after = gr_budget_live(device);
         if (after < live)
                 freed = live - after;

@@ -205,10 +205,12 @@ GR_NOT_CHECKED static void call_slot(struct gr_core *core, struct gr_reclaimable
         }
 }
 
-void gr_reclaimables_run(struct gr_core *core, bool drop, int device, uint64_t want_bytes, uint64_t patience_ns)
+void gr_reclaimables_run(struct gr_core *core, enum gr_rung rung, int device, uint64_t want_bytes, uint64_t patience_ns)
 {
+        bool drop = rung == GR_RUNG_DROP;
         struct gr_registry *registry = core->registry;
 
+        assert(drop || rung == GR_RUNG_PURGE);
         if (inside)
                 return;
         gr_lock(&registry->lock);

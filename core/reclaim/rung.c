@@ -212,7 +212,7 @@ static uint64_t run(struct gr_context *context, enum gr_rung rung, uint64_t want
                 uint64_t before = gr_budget_live(device), after;
 
                 gr_lock_rank_assert_free_from(GR_RANK_LADDER); /* reclaimables may wait for other threads */
-                gr_reclaimables_run(core, rung == GR_RUNG_DROP, device->ordinal, want_bytes, 0);
+                gr_reclaimables_run(core, rung, device->ordinal, want_bytes, 0);
                 after = gr_budget_live(device);
                 reclaim.back_bytes = before > after ? before - after : 0;
                 break;

@@ -143,7 +143,7 @@ static struct gr_range *best(const struct gr_free_lists *lists, size_t bytes, ui
 struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes)
 {
         struct gr_split *split = context->split;
-        const struct gr_free_lists *lists = &split->free[gr_expandable_kind(true, gr_is_small(bytes))];
+        const struct gr_free_lists *lists = &split->free[gr_expandable_graph_kind(gr_is_small(bytes))];
         struct gr_block *block = NULL;
         struct gr_range *range;
 
@@ -166,7 +166,7 @@ struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes
 
 int gr_graph_segments_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
-        int rc = gr_expandable_grow(context, gr_expandable_kind(true, gr_is_small(bytes)),
+        int rc = gr_expandable_grow(context, gr_expandable_graph_kind(gr_is_small(bytes)),
                                     gr_round_up(bytes, GR_SPLIT_UNIT_BYTES), ret_block);
 
         gr_budget_update_peak(context->device);

@@ -138,7 +138,8 @@ static struct gr_free_lists *lists_of(struct gr_split *split, const struct gr_ra
 
         if (!segment->small && !segment->pages && range->block.capacity_bytes == segment->bytes)
                 return &split->free[GR_FREE_WHOLE];
-        return &split->free[gr_expandable_kind(segment->graph, segment->small)];
+        return &split->free[segment->graph ? gr_expandable_graph_kind(segment->small)
+                                           : gr_expandable_kind(segment->small)];
 }
 
 GR_HOT_CODE void gr_range_enter(struct gr_split *split, struct gr_range *range)

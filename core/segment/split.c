@@ -129,7 +129,7 @@ void gr_split_drop(struct gr_context *context)
         split->stale_pages = split->stale_graph_pages = NULL;
         split->segment_count = 0;
         memset(split->free, 0, sizeof(split->free));
-        split->changes++; /* a thread in take_range must look for a range again */
+        split->changes++; /* a thread in gr_split_take must look for a range again */
         split->queue = NULL;
         atomic_store(&context->fastbins_closed, false);
         assert(split->free_count == 0); /* each of them was a range of a segment */
@@ -157,14 +157,6 @@ static bool fits_fastbin(struct gr_context *context)
         return context->core->config.pool == GR_POOL_AUTO && !atomic_load(&context->fastbins_closed);
 }
 
-/* Which segments may serve a request. For segments that are not expandable. */
-enum segments {
-        WORTH_OPENING, /* used ones up to SEGMENT_TIMES the request, and free ones that are little larger than it */
-        UP_TO_MOST,    /* used and free ones up to SEGMENT_TIMES the request */
-        USED,          /* used ones of any size */
-        ANY,
-};
-
 /* The largest segment for a request: one small block in it would keep all of it from the driver. */
 static uint64_t most_segment_bytes(size_t bytes)
 {
@@ -172,23 +164,23 @@ static uint64_t most_segment_bytes(size_t bytes)
 }
 
 /* A free range for the request, from *ret_at on, freed by the end of last_epoch; NULL. */
-GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes, enum segments segments,
+GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes, enum gr_split_from from,
                                         uint64_t last_epoch, uint64_t *ret_at)
 {
         struct gr_split *split = context->split;
         bool small = gr_is_small(bytes);
-        const struct gr_free_lists *lists = &split->free[gr_expandable_kind(false, small)];
-        uint64_t most = segments >= USED ? UINT64_MAX : most_segment_bytes(bytes);
+        const struct gr_free_lists *lists = &split->free[gr_expandable_kind(small)];
+        uint64_t most = from >= GR_SPLIT_FROM_USED ? UINT64_MAX : most_segment_bytes(bytes);
         struct gr_range *range;
 
         gr_assert_locked(&split->lock);
         *ret_at = 0; /* the beginning of the range */
         range = gr_fit_find(lists, bytes, last_epoch, most, ret_at);
-        if (!range && !small && segments != USED) {
+        if (!range && !small && from != GR_SPLIT_FROM_USED) {
                 range = gr_range_best(&split->free[GR_FREE_WHOLE], bytes, last_epoch, UINT64_MAX);
                 if (range &&
                     (range->segment->bytes > most ||
-                     (segments == WORTH_OPENING && range->segment->bytes > gr_slack_worth_opening(context, bytes))))
+                     (from == GR_SPLIT_FROM_CLOSE && range->segment->bytes > gr_slack_worth_opening(context, bytes))))
                         range = NULL;
         }
         return range;
@@ -234,15 +226,15 @@ struct gr_block *gr_split_take_ready(struct gr_context *context, size_t bytes)
                 return NULL;
         gr_lock(&split->lock);
         gr_segments_free_usable(context);
-        range = fit(context, range_bytes(bytes), WORTH_OPENING, gr_fence_usable_epoch(context->fence), &at);
+        range = fit(context, range_bytes(bytes), GR_SPLIT_FROM_CLOSE, gr_fence_usable_epoch(context->fence), &at);
         if (range)
                 block = take_from(context, range, at, range_bytes(bytes));
         gr_unlock(&split->lock);
         return block;
 }
 
-/* As gr_split_take. Lock not held. */
-GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_t bytes, enum segments segments)
+/* Lock not held. */
+GR_HOT_CODE struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, enum gr_split_from from)
 {
         struct gr_split *split = context->split;
         struct gr_fence *fence = context->fence;
@@ -254,11 +246,11 @@ GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_
         gr_lock(&split->lock);
         gr_segments_free_usable(context);
         if (is_slight(context, bytes))
-                range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
+                range = fit(context, bytes, from, gr_fence_usable_epoch(fence), &at);
         if (!range)
-                range = fit(context, bytes, segments, UINT64_MAX, &at);
+                range = fit(context, bytes, from, UINT64_MAX, &at);
         if (!range && gr_segments_merge_fastbins(context))
-                range = fit(context, bytes, segments, UINT64_MAX, &at);
+                range = fit(context, bytes, from, UINT64_MAX, &at);
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
                 uint64_t epoch = range->block.freed_epoch, changes = split->changes;
 
@@ -268,22 +260,12 @@ GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_
                         gr_lock(&split->lock);
                 }
                 if (split->changes != changes || !gr_fence_usable(fence, epoch)) /* else it serves as it is */
-                        range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
+                        range = fit(context, bytes, from, gr_fence_usable_epoch(fence), &at);
         }
         if (range)
                 block = take_from(context, range, at, bytes);
         gr_unlock(&split->lock);
         return block;
-}
-
-GR_HOT_CODE struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
-{
-        return take_range(context, bytes, lax ? UP_TO_MOST : WORTH_OPENING);
-}
-
-struct gr_block *gr_split_take_any(struct gr_context *context, size_t bytes, bool opens)
-{
-        return take_range(context, bytes, opens ? ANY : USED);
 }
 
 /* Lock not held. */
@@ -333,7 +315,7 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
             !gr_slack_is_exceeded(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES)) ||
             !gr_fence_barrier_is_safe(context->fence) || gr_fence_barrier(context->fence))
                 return NULL;
-        return gr_split_take(context, bytes, false);
+        return gr_split_take(context, bytes, GR_SPLIT_FROM_CLOSE);
 }
 
 /* Lock not held. */
@@ -359,14 +341,14 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
 
         if (block)
                 goto found;
-        rc = gr_expandable_grow(context, gr_expandable_kind(false, gr_is_small(bytes)), range_bytes(bytes), ret_block);
+        rc = gr_expandable_grow(context, gr_expandable_kind(gr_is_small(bytes)), range_bytes(bytes), ret_block);
         if (rc == -ENOSPC && context->core->config.pool == GR_POOL_AUTO && atomic_load(&split->expandable_refused)) {
                 if (!has_expandable(split))
                         atomic_store(&context->split_active, false);
                 return -ENOTSUP;
         }
         if (rc == -ENOMEM) {
-                block = take_range(context, bytes, WORTH_OPENING);
+                block = gr_split_take(context, bytes, GR_SPLIT_FROM_CLOSE);
                 if (block)
                         goto found;
         }
@@ -376,7 +358,7 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         room = gr_slack_make_room(context, bytes, segment_bytes);
         /* No room as free memory is not idle yet: a bad fit is better than more memory, unless there is excess. */
         if (!room && gr_budget_excess(context->device) == 0) {
-                block = gr_split_take(context, bytes, true);
+                block = gr_split_take(context, bytes, GR_SPLIT_FROM_ALL);
                 if (block)
                         goto found;
         }
@@ -502,7 +484,7 @@ static bool goes_into_fastbin(struct gr_arena *arena, struct gr_block *block)
  * Frees a range that left the ledger. Returns its segment if that is no longer in the list and has to go back, by
  * free_segment; else NULL. *ret_at_once: begin_unstick.
  */
-static struct gr_segment *free_range(struct gr_context *context, struct gr_range *range, bool by_driver, bool waits,
+static struct gr_segment *free_range(struct gr_context *context, struct gr_range *range, unsigned flags,
                                      bool *ret_at_once)
 {
         struct gr_segment *segment = range->segment;
@@ -512,17 +494,17 @@ static struct gr_segment *free_range(struct gr_context *context, struct gr_range
         set_aside(context->split, range, gr_segments_free_ahead(context, segment));
         if (segment->pages) {
                 *ret_at_once = gr_expandable_ends_stuck(segment, ptr, last) &&
-                               begin_unstick(context, segment, ptr, last, waits);
+                               begin_unstick(context, segment, ptr, last, flags & GR_SPLIT_PUT_WAITS);
                 return NULL;
         }
-        if (segment->used_count > 0 || !(by_driver || segment->stuck))
+        if (segment->used_count > 0 || !(flags & GR_SPLIT_PUT_BY_DRIVER || segment->stuck))
                 return NULL;
         gr_segments_remove(context, gr_segments_above(context->split, segment->ptr) - 1);
         return segment;
 }
 
 /* Lock not held. */
-GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool waits, bool *ret_should_close)
+GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, unsigned flags, bool *ret_should_close)
 {
         struct gr_range *range = gr_range_of(block);
         struct gr_context *context = block->context;
@@ -536,7 +518,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         if (epoch == GR_SPLIT_NEVER)
                 end_fastbins(context);
         gr_lock(&split->lock);
-        fastbin = !by_driver && goes_into_fastbin(arena, block);
+        fastbin = !(flags & GR_SPLIT_PUT_BY_DRIVER) && goes_into_fastbin(arena, block);
         if (!fastbin && gr_ledger_make_gone(context->core->ledger, block) == GR_BLOCK_GONE) {
                 gr_unlock(&split->lock);
                 gr_block_free(range);
@@ -549,14 +531,14 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 split->graph_used_bytes -= block->capacity_bytes;
         if (segment->pages && epoch == GR_SPLIT_NEVER) {
                 gr_expandable_discard(context, range);
-                at_once = begin_unstick(context, segment, ptr, last, waits);
+                at_once = begin_unstick(context, segment, ptr, last, flags & GR_SPLIT_PUT_WAITS);
         } else {
                 block->freed_epoch = epoch;
                 *ret_should_close = count_freed(context, block->capacity_bytes);
                 if (fastbin)
                         gr_arena_enter_fastbin(arena, block);
                 else
-                        gone = free_range(context, range, by_driver, waits, &at_once);
+                        gone = free_range(context, range, flags, &at_once);
         }
         gr_unlock(&split->lock);
         if (at_once)

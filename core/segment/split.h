@@ -81,22 +81,24 @@ void gr_split_destroy(struct gr_context *context);
 void gr_split_drop(struct gr_context *context);
 
 /*
- * Takes a block for the request from the free ranges; it is in the ledger as CACHED. NULL: no free range serves. lax:
- * also from a wholly free segment that is larger than gr_slack_worth_opening says.
+ * From which segments that are no expandable ones a request is served; expandable ones have no size of their own. The
+ * last two are for when all else has failed, as such a segment cannot go back as long as the block is used.
  */
-struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax);
+enum gr_split_from {
+        GR_SPLIT_FROM_CLOSE, /* used ones up to four times the request, free ones by gr_slack_worth_opening */
+        GR_SPLIT_FROM_ALL,   /* used and free ones up to four times the request */
+        GR_SPLIT_FROM_USED,  /* used ones of any size */
+        GR_SPLIT_FROM_ANY,
+};
+
+/* Takes a block for the request from the free ranges; it is in the ledger as CACHED. NULL: no free range serves. */
+struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, enum gr_split_from from);
 
 /*
  * As gr_split_take, but only for a small request and from a range that is usable now; merges no fastbins. For where a
  * range of exactly the request's size waits in a fastbin: for a small request a worse fit is better than a barrier.
  */
 struct gr_block *gr_split_take_ready(struct gr_context *context, size_t bytes);
-
-/*
- * As gr_split_take, from a segment of any size, which cannot go back as long as the block is used: for when all else
- * has failed. opens: also from a free segment.
- */
-struct gr_block *gr_split_take_any(struct gr_context *context, size_t bytes, bool opens);
 
 /* Whether freed ranges wait for their fence. */
 bool gr_split_waiting(struct gr_context *context);
@@ -116,14 +118,18 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
 
 /*
  * Takes back a block that the program freed (claimed in the ledger; the caller's until now). epoch: from
- * gr_fence_freed, or one of the two below. by_driver: if its segment is one allocation of the driver and wholly free
- * now, it goes back to the driver at once, which may block. waits: what must not be reused goes back at once, too,
- * which waits for the context; else it goes back later. *ret_should_close: so much was freed that the epoch should be
- * closed. 0, or the driver's error: then the segment is lost, still charged.
+ * gr_fence_freed, or one of the two below. flags: enum gr_split_put_flags. *ret_should_close: so much was freed that
+ * the epoch should be closed. 0, or the driver's error: then the segment is lost, still charged.
  */
 #define GR_SPLIT_NEVER UINT64_MAX /* its memory must not be reused */
 #define GR_SPLIT_IDLE  0 /* all its work has finished, or is in the order of the graphs that share its memory */
-int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool waits, bool *ret_should_close);
+enum gr_split_put_flags {
+        /* If its segment is one allocation of the driver and wholly free now, it goes back at once, which may block. */
+        GR_SPLIT_PUT_BY_DRIVER = 1,
+        /* What must not be reused goes back at once, too, which waits for the context; else it goes back later. */
+        GR_SPLIT_PUT_WAITS = 2,
+};
+int gr_split_put(struct gr_block *block, uint64_t epoch, unsigned flags, bool *ret_should_close);
 
 /* Adds what the segments served and took back, and the free ranges. No lock from GR_RANK_SPLIT up is held. */
 void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts);

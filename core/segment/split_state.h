@@ -39,9 +39,14 @@ enum gr_expandable_kind {
         GR_EXPANDABLE_KINDS,
 };
 
-static inline enum gr_expandable_kind gr_expandable_kind(bool graph, bool small)
+static inline enum gr_expandable_kind gr_expandable_kind(bool small)
 {
-        return (enum gr_expandable_kind)((graph ? GR_EXPANDABLE_GRAPH_LARGE : GR_EXPANDABLE_LARGE) + small);
+        return (enum gr_expandable_kind)(GR_EXPANDABLE_LARGE + small);
+}
+
+static inline enum gr_expandable_kind gr_expandable_graph_kind(bool small)
+{
+        return (enum gr_expandable_kind)(GR_EXPANDABLE_GRAPH_LARGE + small);
 }
 
 static inline bool gr_is_graph_kind(enum gr_expandable_kind kind)

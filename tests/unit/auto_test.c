@@ -364,11 +364,12 @@ static void *do_deed(void *arg)
                 waiter->ptr = gr_arena_adopt(waiter->block, 6 * MIB);
                 break;
         case TAKE:
-                waiter->block = gr_split_take(context, 4 * MIB, false);
+                waiter->block = gr_split_take(context, 4 * MIB, GR_SPLIT_FROM_CLOSE);
                 break;
         case PUT:
-                GR_CHECK_EQ(gr_split_put(waiter->block, gr_fence_freed(context->fence, 6 * MIB), false, true, &much),
-                            0);
+                GR_CHECK_EQ(
+                        gr_split_put(waiter->block, gr_fence_freed(context->fence, 6 * MIB), GR_SPLIT_PUT_WAITS, &much),
+                        0);
                 break;
         case MERGE:
         case MERGE_SPLIT:
@@ -398,7 +399,7 @@ static void test_locked(void)
                 gpu_sync();
                 GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
                 if (deed == ADOPT || deed == PUT) {
-                        waiter.block = gr_split_take(context, 6 * MIB, false);
+                        waiter.block = gr_split_take(context, 6 * MIB, GR_SPLIT_FROM_CLOSE);
                         GR_CHECK(waiter.block && waiter.block->ptr == ptr);
                 }
                 count = gpu_own_fastbins()->count;

@@ -296,7 +296,7 @@ static void *take(void *arg)
 
 static void *unpark(void *arg)
 {
-        GR_CHECK(!gr_graph_hold_unpark(hold_of_deed, true));
+        GR_CHECK(!gr_graph_hold_end(hold_of_deed));
         ended = true;
         return arg;
 }

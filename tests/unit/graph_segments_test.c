@@ -76,7 +76,7 @@ static void next_graph(void)
 
 static struct gr_segment *segment(bool small)
 {
-        return context->split->expandable[gr_expandable_kind(true, small)];
+        return context->split->expandable[gr_expandable_graph_kind(small)];
 }
 
 /* All work is done, and the fence knows. */

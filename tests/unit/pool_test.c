@@ -889,8 +889,8 @@ static void test_smallest(void)
         a = alloc(1024);
         free_ok(a);
         settle();
-        GR_CHECK(!gr_source_take(context, 100, false));
-        block = gr_source_take(context, 100, true);
+        GR_CHECK(!gr_source_take(context, 100));
+        block = gr_source_take_larger(context, 100);
         GR_CHECK(block && block->ptr == a);
         if (block)
                 gr_arena_put(context, block, true, &much);

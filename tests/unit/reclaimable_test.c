@@ -67,7 +67,7 @@ static void test_one_run(void)
         start_with(&driver, GR_REUSE_AUTO);
         core.registry->apart = post;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &busy), 0);
-        gr_reclaimables_run(&core, false, 0, MIB, 0);
+        gr_reclaimables_run(&core, GR_RUNG_PURGE, 0, MIB, 0);
         GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + SG_MS);
         posted->running = false;
         GR_CHECK_EQ(gr_reclaimable_unregister(&core, &busy), 0);
@@ -80,7 +80,7 @@ static unsigned beside_sleeps;
 
 static void *run_beside(void *arg)
 {
-        gr_reclaimables_run(&core, false, 0, MIB, 0);
+        gr_reclaimables_run(&core, GR_RUNG_PURGE, 0, MIB, 0);
         return arg;
 }
 
@@ -121,8 +121,8 @@ static void test_no_run(void)
         sem_init(&awake, 0, 0);
         beside_sleeps = 0;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &idle), 0);
-        gr_reclaimables_run(&core, false, 0, MIB, 0);
-        gr_reclaimables_run(&core, false, 0, MIB, 0);
+        gr_reclaimables_run(&core, GR_RUNG_PURGE, 0, MIB, 0);
+        gr_reclaimables_run(&core, GR_RUNG_PURGE, 0, MIB, 0);
         GR_CHECK_EQ(beside_sleeps, 1);
         GR_CHECK_EQ(gr_reclaimable_unregister(&core, &idle), 0);
         sem_destroy(&asleep);
@@ -155,7 +155,7 @@ static void test_left_before(void)
         sleeps = 0;
         quitter.arg = &holder;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &quitter), 0);
-        gr_reclaimables_run(&core, false, 0, MIB, 0);
+        gr_reclaimables_run(&core, GR_RUNG_PURGE, 0, MIB, 0);
         GR_CHECK(sleeps >= 2);
         GR_CHECK_EQ(holder.calls, 0);
         finish();

@@ -228,7 +228,7 @@ static void test_patience(void)
         atomic_store(&is_over, false);
         GR_CHECK_EQ(gr_reclaimable_register(core, &hanging), 0);
         begin_ns = now_ns();
-        gr_reclaimables_run(core, false, 0, MIB, 20 * SG_MS);
+        gr_reclaimables_run(core, GR_RUNG_PURGE, 0, MIB, 20 * SG_MS);
         GR_CHECK(now_ns() - begin_ns < 30000 * SG_MS);
         GR_CHECK_EQ(calls, 1);
         GR_CHECK(!heard("pebble"));
