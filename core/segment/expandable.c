@@ -190,7 +190,7 @@ static struct gr_range *idle_range(struct gr_context *context, uint64_t want_byt
         return NULL;
 }
 
-uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range, bool fresh)
+static uint64_t unmap(struct gr_context *context, struct gr_range *range, bool fresh)
 {
         struct gr_segment *segment = range->segment;
         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range), gone = 0;
@@ -222,6 +222,16 @@ uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range,
         return gone;
 }
 
+uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range)
+{
+        return unmap(context, range, false);
+}
+
+uint64_t gr_expandable_unmap_fresh(struct gr_context *context, struct gr_range *range)
+{
+        return unmap(context, range, true);
+}
+
 /* Lock not held. */
 uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes)
 {
@@ -239,7 +249,7 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
                         break;
                 split->busy++;
                 gr_unlock(&split->lock);
-                last = gr_expandable_unmap(context, range, false);
+                last = gr_expandable_unmap(context, range);
                 gone += last;
                 gr_lock(&split->lock);
                 assert(split->busy > 0);
@@ -391,7 +401,7 @@ static uint64_t return_stuck(struct gr_context *context, struct gr_segment *segm
                 uint64_t bytes;
 
                 gr_unlock(&split->lock);
-                bytes = gr_expandable_unmap(context, range, false);
+                bytes = gr_expandable_unmap(context, range);
                 if (bytes == 0)
                         keep_stuck(context, gr_extent_at(segment, range->block.ptr));
                 gone += bytes;

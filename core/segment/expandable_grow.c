@@ -370,7 +370,7 @@ static int map_all_holes(struct gr_context *context, struct gr_range *range, uin
                 gr_remap_collect(
                         context); /* memory that moved here is freed only when its old addresses are unmapped, too */
                 gr_unlock(&split->lock);
-                gone = gr_expandable_unmap(context, range, true);
+                gone = gr_expandable_unmap_fresh(context, range);
                 *ret_bytes -= gone;
         }
         gr_budget_releases_end(context->device, gone);

@@ -67,13 +67,21 @@ GR_NOT_CHECKED static void wait_for_busy(struct gr_context *context, bool in_gra
         }
 }
 
-/*
- * Sets in_graphs of the segment, and moves its free memory to the account that goes with it. fenced: what is free gets
- * the open epoch. No fence covers it yet: captures have freed it without one, and work that was submitted after the
- * graphs may still read what they left there.
- */
-static void recount(struct gr_context *context, struct gr_segment *segment, bool in_graphs, bool fenced)
+/* What becomes of the free memory of graph segments. */
+enum turn {
+        TO_GRAPHS, /* graphs use the segments from now on */
+        /*
+         * The last graph has gone, and what is free gets the open epoch. No fence covers it yet: captures have freed it
+         * without one, and work that was submitted after the graphs may still read what they left there.
+         */
+        TO_CACHE,
+        TO_NOBODY, /* the context has gone */
+};
+
+/* Sets in_graphs of the segment, and moves its free memory to the account that goes with it. */
+static void recount(struct gr_context *context, struct gr_segment *segment, enum turn turn)
 {
+        bool in_graphs = turn == TO_GRAPHS;
         uint64_t free_bytes = 0, epoch = 0;
         struct gr_range *range;
 
@@ -83,7 +91,7 @@ static void recount(struct gr_context *context, struct gr_segment *segment, bool
                         free_bytes += range->block.capacity_bytes;
         if (in_graphs)
                 gr_budget_add(&context->device->graph_bytes, free_bytes);
-        else if (fenced)
+        else if (turn == TO_CACHE)
                 epoch = gr_fence_freed(context->fence, free_bytes);
         for (range = segment->first; range; range = range->after) {
                 if (epoch && range->state == GR_RANGE_WAITING) { /* the newest epoch, so it goes to the end */
@@ -104,14 +112,15 @@ static void recount(struct gr_context *context, struct gr_segment *segment, bool
         segment->in_graphs = in_graphs;
 }
 
-static void recount_all(struct gr_context *context, bool in_graphs, bool fenced)
+static void recount_all(struct gr_context *context, enum turn turn)
 {
+        bool in_graphs = turn == TO_GRAPHS;
         struct gr_split *split = context->split;
 
         gr_assert_locked(&split->lock);
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
                 if (split->expandable[kind] && split->expandable[kind]->in_graphs != in_graphs)
-                        recount(context, split->expandable[kind], in_graphs, fenced);
+                        recount(context, split->expandable[kind], turn);
         if (!in_graphs) {
                 split->graph_peak_bytes = split->graph_used_bytes;
                 DL_CONCAT(split->stale_pages, split->stale_graph_pages);
@@ -151,7 +160,7 @@ struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes
         gr_fence_poll(context->fence); /* no barrier may be laid while a capture is open */
         gr_lock(&split->lock);
         wait_for_busy(context, true);
-        recount_all(context, true, false);
+        recount_all(context, TO_GRAPHS);
         gr_segments_free_usable(context);
         range = best(lists, bytes, gr_fence_usable_epoch(context->fence));
         if (range) {
@@ -185,14 +194,14 @@ void gr_graph_segments_end_use(struct gr_context *context)
         if (!has_users(context))
                 wait_for_busy(context, false);
         if (!has_users(context))
-                recount_all(context, false, true);
+                recount_all(context, TO_CACHE);
         gr_unlock(&context->split->lock);
 }
 
 void gr_graph_segments_drop(struct gr_context *context)
 {
         gr_assert_locked(&context->split->lock);
-        recount_all(context, false, false);
+        recount_all(context, TO_NOBODY);
 }
 
 /* Counts that one used range has become two (1), or two have become one (-1). */

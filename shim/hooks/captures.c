@@ -23,17 +23,17 @@ static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_
 static pthread_key_t thread_key; /* set in threads that have begun a capture: thread_ends */
 static bool thread_key_made;
 
-const void *gr_capture_identity(CUstream stream, bool null_is_per_thread)
+const void *gr_capture_identity(CUstream stream, enum gr_null_stream null_stream)
 {
-        return stream == CU_STREAM_PER_THREAD || (!stream && null_is_per_thread) ? &per_thread_stream
-                                                                                 : (const void *)stream;
+        return stream == CU_STREAM_PER_THREAD || (!stream && null_stream == GR_NULL_PER_THREAD) ? &per_thread_stream
+                                                                                                : (const void *)stream;
 }
 
-bool gr_capture_on(CUstream stream, bool null_is_own)
+bool gr_capture_on(CUstream stream, enum gr_null_stream null_stream)
 {
         CUstreamCaptureStatus status;
 
-        if (!stream && null_is_own)
+        if (!stream && null_stream == GR_NULL_PER_THREAD)
                 stream = CU_STREAM_PER_THREAD;
         return gr_captures_are_open() && gr_real.cuStreamIsCapturing &&
                (gr_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
@@ -267,7 +267,7 @@ bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_
         return served;
 }
 
-bool gr_capture_forks(const void *stream, bool by_hand)
+bool gr_capture_forks(const void *stream, enum gr_fork fork)
 {
         bool served = false;
         GR_KEEP_ERRNO;
@@ -277,15 +277,15 @@ bool gr_capture_forks(const void *stream, bool by_hand)
                 if (!stream || capturing[i].stream == stream) {
                         served |= !capturing[i].forked && capturing[i].hold;
                         capturing[i].forked = true;
-                        capturing[i].unordered |= by_hand;
+                        capturing[i].unordered |= fork == GR_FORK_BY_HAND;
                 }
         gr_unlock(&capturing_lock);
         return served;
 }
 
-void gr_captures_note_work(CUstream stream, bool null_is_own)
+void gr_captures_note_work(CUstream stream, enum gr_null_stream null_stream)
 {
-        const void *identity = gr_capture_identity(stream, null_is_own);
+        const void *identity = gr_capture_identity(stream, null_stream);
         CUcontext current = NULL;
         bool captured = false;
         GR_KEEP_ERRNO;

@@ -25,21 +25,23 @@ struct gr_capture {
         struct gr_graph_hold *hold; /* of what it was given, with the list as a user; NULL: nothing yet */
 };
 
+/* Which stream a function of the driver means by stream 0. One with _ptsz at its end means the thread's own. */
+enum gr_null_stream { GR_NULL_LEGACY, GR_NULL_PER_THREAD };
+
 /*
  * What stands for the stream in struct gr_capture: its handle or, as a per-thread stream has the same handle in all
- * threads, an address in its thread's memory. null_is_per_thread: stream 0 is the per-thread stream.
+ * threads, an address in its thread's memory.
  */
-const void *gr_capture_identity(CUstream stream, bool null_is_per_thread);
+const void *gr_capture_identity(CUstream stream, enum gr_null_stream null_stream);
 
 /* gr_capture_identity of the calling thread's per-thread stream. */
 const void *gr_capture_own_stream(void);
 
 /*
  * Whether the stream is being captured, or cannot be asked because another one is. Costs nothing while there is no
- * capture. null_is_own: the caller is a function whose stream 0 is the thread's own. For cuStreamIsCapturing 0 is the
- * legacy stream, which cannot be asked while any blocking stream is captured.
+ * capture. The legacy stream cannot be asked while any blocking stream is captured.
  */
-bool gr_capture_on(CUstream stream, bool null_is_own);
+bool gr_capture_on(CUstream stream, enum gr_null_stream null_stream);
 
 /*
  * The number of the capture on the stream, 0 if there is none. Must be called before the driver ends the capture:
@@ -92,12 +94,17 @@ void gr_captures_hold(uint64_t ptr);
  */
 bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
+/* By what work leaves the order of a capture's stream. */
+enum gr_fork {
+        GR_FORK_BY_EVENT, /* it follows what was captured before the event */
+        GR_FORK_BY_HAND,  /* it need not follow anything */
+};
+
 /*
- * The slow path of gr_capture_may_fork. stream: as in struct gr_capture; NULL: whatever is captured. by_hand: not by an
- * event, which later work follows, so it may run beside all that was captured before. Returns whether a block may
- * already have served twice in one of these captures.
+ * The slow path of gr_capture_may_fork. stream: as in struct gr_capture; NULL: whatever is captured. Returns whether a
+ * block may already have served twice in one of these captures.
  */
-bool gr_capture_forks(const void *stream, bool by_hand);
+bool gr_capture_forks(const void *stream, enum gr_fork fork);
 
 /* Whether the driver refuses the calling thread an allocation because of open captures. */
 bool gr_captures_refuse(void);
@@ -113,17 +120,17 @@ static inline bool gr_captures_are_open(void)
  * another stream may wait for that event, and nodes may be added by hand; such work is then beside that of the stream.
  * A new owner of a block would no longer wait for the old one. So from here on no block serves twice in that capture.
  */
-static inline void gr_capture_may_fork(CUstream stream, bool null_is_own, bool by_hand)
+static inline void gr_capture_may_fork(CUstream stream, enum gr_null_stream null_stream, enum gr_fork fork)
 {
         if (gr_captures_are_open())
-                gr_capture_forks(gr_capture_identity(stream, null_is_own), by_hand);
+                gr_capture_forks(gr_capture_identity(stream, null_stream), fork);
 }
 
 /*
  * Called before the calling thread submits work to the stream, while a capture is open. Work that is not captured may
  * use what a capture was given, and still run when its graph is launched: then no memory serves twice in that capture.
  */
-void gr_captures_note_work(CUstream stream, bool null_is_own);
+void gr_captures_note_work(CUstream stream, enum gr_null_stream null_stream);
 
 /* From this call on, work may run beside other work. Called after gr_shim_ready. */
 void gr_captures_note_overlap(void);

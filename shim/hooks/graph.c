@@ -48,7 +48,7 @@ struct request {
         CUstream stream;
         CUresult (*real)(CUgraphExec exec, CUstream stream);
         bool launches; /* else it uploads */
-        bool null_is_own;
+        enum gr_null_stream null_stream;
         struct gr_device *device;
         uint64_t need_bytes;
         bool may_have_it; /* its memory may be in what is charged already */
@@ -364,7 +364,7 @@ static int call(struct request *request)
 {
         request->result = request->real(request->exec, request->stream);
         if (request->result == CUDA_ERROR_UNKNOWN && request->launches && gr_captures_have_objects() &&
-            !gr_capture_on(request->stream, request->null_is_own)) {
+            !gr_capture_on(request->stream, request->null_stream)) {
                 gr_log(GR_LOG_INFO, "the driver has launched a graph, and says that it failed: that is not passed on");
                 request->result = CUDA_SUCCESS;
         }
@@ -423,7 +423,7 @@ static CUresult submit(struct request request)
         }
         gr_unlock(&lock);
         /* A launch that is captured reserves nothing: it becomes part of another graph. */
-        if (!request.device || gr_capture_on(request.stream, request.null_is_own))
+        if (!request.device || gr_capture_on(request.stream, request.null_stream))
                 return submit_unknown(&request);
         GR_NO_CANCEL; /* attempt charges, and then calls the driver */
         GR_KEEP_ERRNO;
@@ -450,12 +450,13 @@ static CUresult submit(struct request request)
         return request.result;
 }
 
-static CUresult launch(CUgraphExec exec, CUstream stream, bool null_is_own, __typeof__(cuGraphLaunch) *real)
+static CUresult launch(CUgraphExec exec, CUstream stream, enum gr_null_stream null_stream,
+                       __typeof__(cuGraphLaunch) *real)
 {
         const struct request request = {
-                .exec = exec, .stream = stream, .real = real, .launches = true, .null_is_own = null_is_own};
+                .exec = exec, .stream = stream, .real = real, .launches = true, .null_stream = null_stream};
 
-        gr_submit_begin(stream, null_is_own);
+        gr_submit_begin(stream, null_stream);
         if (!gr_stream_graph_begins())
                 return submit(request);
         GR_NO_CANCEL; /* gr_stream_graph_began must follow */
@@ -465,30 +466,31 @@ static CUresult launch(CUgraphExec exec, CUstream stream, bool null_is_own, __ty
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
-        return launch(exec, stream, false, gr_real.cuGraphLaunch);
+        return launch(exec, stream, GR_NULL_LEGACY, gr_real.cuGraphLaunch);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
-        return launch(exec, stream, true, gr_real.cuGraphLaunch_ptsz);
+        return launch(exec, stream, GR_NULL_PER_THREAD, gr_real.cuGraphLaunch_ptsz);
 }
 
-static CUresult upload(CUgraphExec exec, CUstream stream, bool null_is_own, __typeof__(cuGraphUpload) *real)
+static CUresult upload(CUgraphExec exec, CUstream stream, enum gr_null_stream null_stream,
+                       __typeof__(cuGraphUpload) *real)
 {
-        return submit((struct request){.exec = exec, .stream = stream, .real = real, .null_is_own = null_is_own});
+        return submit((struct request){.exec = exec, .stream = stream, .real = real, .null_stream = null_stream});
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
-        return upload(exec, stream, false, gr_real.cuGraphUpload);
+        return upload(exec, stream, GR_NULL_LEGACY, gr_real.cuGraphUpload);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
-        return upload(exec, stream, true, gr_real.cuGraphUpload_ptsz);
+        return upload(exec, stream, GR_NULL_PER_THREAD, gr_real.cuGraphUpload_ptsz);
 }
 
 /* An instantiation, by the one of these that is not NULL. */
@@ -574,7 +576,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgrap
 
 /* An upload within the instantiation would reserve memory without a check, so it becomes a call of its own. */
 static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params,
-                                 bool null_is_own, __typeof__(cuGraphInstantiateWithParams) *real,
+                                 enum gr_null_stream null_stream, __typeof__(cuGraphInstantiateWithParams) *real,
                                  __typeof__(cuGraphUpload) *real_upload)
 {
         struct instantiation of = {.with_params = real, .exec = exec, .graph = graph, .params = params};
@@ -592,7 +594,7 @@ static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_IN
         params->result_out = without.result_out;
         if (result != CUDA_SUCCESS)
                 return result;
-        result = upload(*exec, params->hUploadStream, null_is_own, real_upload);
+        result = upload(*exec, params->hUploadStream, null_stream, real_upload);
         if (result != CUDA_SUCCESS) {
                 cuGraphExecDestroy(*exec);
                 params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
@@ -604,7 +606,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *exec, CUgra
                                                         CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
         gr_shim_ready();
-        return instantiate_with(exec, graph, params, false, gr_real.cuGraphInstantiateWithParams,
+        return instantiate_with(exec, graph, params, GR_NULL_LEGACY, gr_real.cuGraphInstantiateWithParams,
                                 gr_real.cuGraphUpload);
 }
 
@@ -612,7 +614,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, 
                                                              CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
         gr_shim_ready();
-        return instantiate_with(exec, graph, params, true, gr_real.cuGraphInstantiateWithParams_ptsz,
+        return instantiate_with(exec, graph, params, GR_NULL_PER_THREAD, gr_real.cuGraphInstantiateWithParams_ptsz,
                                 gr_real.cuGraphUpload_ptsz);
 }
 

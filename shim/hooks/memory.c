@@ -213,7 +213,8 @@ static int give_back(void *arg, uint64_t ptr)
  * was submitted before, on all streams. While the stream captures, the driver is asked instead. It refuses memory that
  * no graph allocated, so the program still has the block.
  */
-static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, __typeof__(cuMemFreeAsync) *real)
+static CUresult free_async(CUdeviceptr dptr, CUstream stream, enum gr_null_stream null_stream,
+                           __typeof__(cuMemFreeAsync) *real)
 {
         struct free_request request = {stream, real};
         struct gr_stream_ordered_free freed;
@@ -224,7 +225,7 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, 
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        if (!gr_shim_ready() || !dptr || gr_capture_on(stream, null_is_own))
+        if (!gr_shim_ready() || !dptr || gr_capture_on(stream, null_stream))
                 return real(dptr, stream);
         before_ns = gr_trace_is_on() ? gr_driver.now_ns() : 0;
         rc = gr_pool_free_in_order(&gr_core, dptr, give_back, &request);
@@ -242,11 +243,11 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, 
 GR_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream stream)
 {
         gr_shim_ready();
-        return free_async(dptr, stream, false, gr_real.cuMemFreeAsync);
+        return free_async(dptr, stream, GR_NULL_LEGACY, gr_real.cuMemFreeAsync);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream stream)
 {
         gr_shim_ready();
-        return free_async(dptr, stream, true, gr_real.cuMemFreeAsync_ptsz);
+        return free_async(dptr, stream, GR_NULL_PER_THREAD, gr_real.cuMemFreeAsync_ptsz);
 }

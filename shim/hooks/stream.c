@@ -17,9 +17,9 @@
 #include "hooks/query.h"
 
 /* Describes a capture before the driver begins it: afterwards another thread may end the context. */
-static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread, CUstreamCaptureMode mode)
+static struct gr_capture about_to_begin(CUstream stream, enum gr_null_stream null_stream, CUstreamCaptureMode mode)
 {
-        struct gr_capture capture = {.stream = gr_capture_identity(stream, null_is_per_thread), .mode = mode};
+        struct gr_capture capture = {.stream = gr_capture_identity(stream, null_stream), .mode = mode};
         struct gr_context *owner;
         GR_KEEP_ERRNO;
 
@@ -35,8 +35,9 @@ static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread
         return capture;
 }
 
-/* into_graph: one that the program knows, so that it has other nodes, or may get some by hand. */
-#define BEGIN_CAPTURE(symbol, null_is_per_thread, into_graph, mode, stream, ...)                                       \
+/* Into a graph that the program knows, so that it has other nodes, or may get some by hand; or into a new one. */
+enum target { NEW_GRAPH, INTO_GRAPH };
+#define BEGIN_CAPTURE(symbol, null_stream, target, mode, stream, ...)                                                  \
         do {                                                                                                           \
                 struct gr_capture capture;                                                                             \
                 CUresult result;                                                                                       \
@@ -44,8 +45,8 @@ static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread
                 if (!gr_shim_ready())                                                                                  \
                         return GR_REAL(symbol, __VA_ARGS__);                                                           \
                 GR_NO_CANCEL; /* the gate would stay shut */                                                           \
-                capture = about_to_begin(stream, null_is_per_thread, mode);                                            \
-                capture.forked = capture.unordered = into_graph;                                                       \
+                capture = about_to_begin(stream, null_stream, mode);                                                   \
+                capture.forked = capture.unordered = target == INTO_GRAPH;                                             \
                 gr_gate_begin_enter(&gr_core.gate);                                                                    \
                 /* A capture that is not on the list would keep the gate shut for good. */                             \
                 result = gr_captures_have_room() ? GR_REAL(symbol, __VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;            \
@@ -57,30 +58,31 @@ static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture(CUstream stream)
 {
-        BEGIN_CAPTURE(cuStreamBeginCapture, false, false, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, stream);
+        BEGIN_CAPTURE(cuStreamBeginCapture, GR_NULL_LEGACY, NEW_GRAPH, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture_ptsz(CUstream stream)
 {
-        BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, true, false, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, stream);
+        BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, GR_NULL_PER_THREAD, NEW_GRAPH, CU_STREAM_CAPTURE_MODE_GLOBAL, stream,
+                      stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 {
-        BEGIN_CAPTURE(cuStreamBeginCapture_v2, false, false, mode, stream, stream, mode);
+        BEGIN_CAPTURE(cuStreamBeginCapture_v2, GR_NULL_LEGACY, NEW_GRAPH, mode, stream, stream, mode);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
 {
-        BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, true, false, mode, stream, stream, mode);
+        BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, GR_NULL_PER_THREAD, NEW_GRAPH, mode, stream, stream, mode);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
                                                        const CUgraphEdgeData *edges, size_t count,
                                                        CUstreamCaptureMode mode)
 {
-        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, false, true, mode, stream, stream, graph, dependencies, edges, count,
-                      mode);
+        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, GR_NULL_LEGACY, INTO_GRAPH, mode, stream, stream, graph,
+                      dependencies, edges, count, mode);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
@@ -88,31 +90,31 @@ GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUg
                                                             const CUgraphEdgeData *edges, size_t count,
                                                             CUstreamCaptureMode mode)
 {
-        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, true, true, mode, stream, stream, graph, dependencies, edges,
-                      count, mode);
+        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, GR_NULL_PER_THREAD, INTO_GRAPH, mode, stream, stream, graph,
+                      dependencies, edges, count, mode);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream)
 {
-        gr_capture_may_fork(stream, false, false);
+        gr_capture_may_fork(stream, GR_NULL_LEGACY, GR_FORK_BY_EVENT);
         return GR_REAL(cuEventRecord, event, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventRecord_ptsz(CUevent event, CUstream stream)
 {
-        gr_capture_may_fork(stream, true, false);
+        gr_capture_may_fork(stream, GR_NULL_PER_THREAD, GR_FORK_BY_EVENT);
         return GR_REAL(cuEventRecord_ptsz, event, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
 {
-        gr_capture_may_fork(stream, false, false);
+        gr_capture_may_fork(stream, GR_NULL_LEGACY, GR_FORK_BY_EVENT);
         return GR_REAL(cuEventRecordWithFlags, event, stream, flags);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned int flags)
 {
-        gr_capture_may_fork(stream, true, false);
+        gr_capture_may_fork(stream, GR_NULL_PER_THREAD, GR_FORK_BY_EVENT);
         return GR_REAL(cuEventRecordWithFlags_ptsz, event, stream, flags);
 }
 
@@ -121,7 +123,7 @@ GR_EXPORT CUresult CUDAAPI cuEventRecordWithFlags_ptsz(CUevent event, CUstream s
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
                 if (gr_captures_are_open())                                                                            \
-                        gr_capture_forks(NULL, true);                                                                  \
+                        gr_capture_forks(NULL, GR_FORK_BY_HAND);                                                       \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
         }
 
@@ -137,33 +139,33 @@ DEPENDENCIES(cuStreamUpdateCaptureDependencies_v2_ptsz,
              stream, nodes, edges, count, flags)
 
 /* With the graph under construction the program can add nodes by hand, in whatever order. */
-#define CAPTURE_INFO(symbol, null_is_own, parameters, ...)                                                             \
+#define CAPTURE_INFO(symbol, null_stream, parameters, ...)                                                             \
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
                 if (graph)                                                                                             \
-                        gr_capture_may_fork(stream, null_is_own, true);                                                \
+                        gr_capture_may_fork(stream, null_stream, GR_FORK_BY_HAND);                                     \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
         }
 
-CAPTURE_INFO(cuStreamGetCaptureInfo_v2, false,
+CAPTURE_INFO(cuStreamGetCaptureInfo_v2, GR_NULL_LEGACY,
              (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
               size_t *count),
              stream, status, id, graph, nodes, count)
-CAPTURE_INFO(cuStreamGetCaptureInfo_v2_ptsz, true,
+CAPTURE_INFO(cuStreamGetCaptureInfo_v2_ptsz, GR_NULL_PER_THREAD,
              (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
               size_t *count),
              stream, status, id, graph, nodes, count)
-CAPTURE_INFO(cuStreamGetCaptureInfo_v3, false,
+CAPTURE_INFO(cuStreamGetCaptureInfo_v3, GR_NULL_LEGACY,
              (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
               const CUgraphEdgeData **edges, size_t *count),
              stream, status, id, graph, nodes, edges, count)
-CAPTURE_INFO(cuStreamGetCaptureInfo_v3_ptsz, true,
+CAPTURE_INFO(cuStreamGetCaptureInfo_v3_ptsz, GR_NULL_PER_THREAD,
              (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
               const CUgraphEdgeData **edges, size_t *count),
              stream, status, id, graph, nodes, edges, count)
 
 /* A failed end may leave the capture open (wrong thread or stream) or close it (the capture was invalidated). */
-static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_thread,
+static CUresult end_capture(CUstream stream, CUgraph *graph, enum gr_null_stream null_stream,
                             __typeof__(cuStreamEndCapture) *real)
 {
         CUstreamCaptureStatus status;
@@ -175,19 +177,19 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_th
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
         GR_NO_CANCEL; /* a capture that is over must leave the list */
-        own = gr_capture_identity(stream, null_is_per_thread) == gr_capture_own_stream();
+        own = gr_capture_identity(stream, null_stream) == gr_capture_own_stream();
         if (own && gr_shim_ready() && gr_captures_are_open())
                 gr_real.cuCtxGetCurrent(&current);
         /* Without a current context there is no per-thread stream that could be meant, and the driver ends nothing. */
-        number = own && !current ? 0 : gr_capture_number(gr_capture_identity(stream, null_is_per_thread), current);
+        number = own && !current ? 0 : gr_capture_number(gr_capture_identity(stream, null_stream), current);
         result = real(stream, graph);
         if (!gr_shim_ready())
                 return result;
         if (result == CUDA_SUCCESS && number && graph && *graph)
                 gr_capture_became(number, *graph);
         if (result == CUDA_SUCCESS || !gr_real.cuStreamIsCapturing ||
-            gr_real.cuStreamIsCapturing(null_is_per_thread && !stream ? CU_STREAM_PER_THREAD : stream, &status) !=
-                    CUDA_SUCCESS ||
+            gr_real.cuStreamIsCapturing(null_stream == GR_NULL_PER_THREAD && !stream ? CU_STREAM_PER_THREAD : stream,
+                                        &status) != CUDA_SUCCESS ||
             status == CU_STREAM_CAPTURE_STATUS_NONE)
                 gr_capture_over(number, NULL);
         return result;
@@ -196,13 +198,13 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_th
 GR_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream stream, CUgraph *graph)
 {
         gr_shim_ready();
-        return end_capture(stream, graph, false, gr_real.cuStreamEndCapture);
+        return end_capture(stream, graph, GR_NULL_LEGACY, gr_real.cuStreamEndCapture);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 {
         gr_shim_ready();
-        return end_capture(stream, graph, true, gr_real.cuStreamEndCapture_ptsz);
+        return end_capture(stream, graph, GR_NULL_PER_THREAD, gr_real.cuStreamEndCapture_ptsz);
 }
 
 /* A stream that is destroyed takes its capture with it (docs/measurements.md, capture-end). */
@@ -311,10 +313,10 @@ static bool will_wait(void)
 }
 
 /* As will_wait, for work on a stream; some of it also writes to memory. */
-static bool stream_will_wait(CUstream stream, bool null_is_own)
+static bool stream_will_wait(CUstream stream, enum gr_null_stream null_stream)
 {
         if (gr_captures_are_open())
-                gr_captures_note_work(stream, null_is_own);
+                gr_captures_note_work(stream, null_stream);
         return will_wait();
 }
 
@@ -329,14 +331,14 @@ static CUresult waits(bool told, CUresult result)
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
                 GR_NO_CANCEL; /* gr_core_stream_waits must follow */                                                   \
-                bool told = stream_will_wait(stream, false);                                                           \
+                bool told = stream_will_wait(stream, GR_NULL_LEGACY);                                                  \
                                                                                                                        \
                 return waits(told, GR_REAL(symbol, __VA_ARGS__));                                                      \
         }                                                                                                              \
         GR_EXPORT CUresult CUDAAPI symbol##_ptsz parameters                                                            \
         {                                                                                                              \
                 GR_NO_CANCEL; /* gr_core_stream_waits must follow */                                                   \
-                bool told = stream_will_wait(stream, true);                                                            \
+                bool told = stream_will_wait(stream, GR_NULL_PER_THREAD);                                              \
                                                                                                                        \
                 return waits(told, GR_REAL(symbol##_ptsz, __VA_ARGS__));                                               \
         }

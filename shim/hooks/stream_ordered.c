@@ -226,9 +226,9 @@ static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocation
 }
 
 /* Whether an allocation on stream is captured into a graph. */
-static bool into_graph(CUstream stream, bool null_is_own)
+static bool into_graph(CUstream stream, enum gr_null_stream null_stream)
 {
-        if (!gr_capture_on(stream, null_is_own))
+        if (!gr_capture_on(stream, null_stream))
                 return false;
         gr_graph_memory_seen();
         return true;
@@ -342,7 +342,7 @@ static CUresult allocate(struct request *request, struct gr_device *device, CUde
         return gr_result(rc);
 }
 
-static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, bool null_is_own,
+static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, enum gr_null_stream null_stream,
                             __typeof__(cuMemAllocAsync) *real, __typeof__(cuMemFreeAsync) *give_back)
 {
         struct request request = {.bytes = bytes, .stream = stream, .from_current = real, .give_back = give_back};
@@ -351,7 +351,7 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, bo
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
         if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back ||
-            !gr_real.cuDeviceGetMemPool || into_graph(stream, null_is_own))
+            !gr_real.cuDeviceGetMemPool || into_graph(stream, null_stream))
                 return real(dptr, bytes, stream);
         device = device_of(stream);
         if (!device)
@@ -375,8 +375,9 @@ static void make_room(struct gr_device *device, size_t bytes)
                 gr_ladder_make_room(context, bytes);
 }
 
-static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream, bool null_is_own,
-                                __typeof__(cuMemAllocFromPoolAsync) *real, __typeof__(cuMemFreeAsync) *give_back)
+static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream,
+                                enum gr_null_stream null_stream, __typeof__(cuMemAllocFromPoolAsync) *real,
+                                __typeof__(cuMemFreeAsync) *give_back)
 {
         struct request request = {
                 .bytes = bytes, .pool = pool, .stream = stream, .from_pool = real, .give_back = give_back};
@@ -388,7 +389,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
         if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back ||
-            into_graph(stream, null_is_own))
+            into_graph(stream, null_stream))
                 return real(dptr, bytes, pool, stream);
         device = device_of(stream);
         if (device)
@@ -413,21 +414,22 @@ static CUresult given(CUresult result, const CUdeviceptr *dptr, size_t bytes)
 GR_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream)
 {
         gr_shim_ready();
-        return given(alloc_async(dptr, bytes, stream, false, gr_real.cuMemAllocAsync, gr_real.cuMemFreeAsync), dptr,
-                     bytes);
+        return given(alloc_async(dptr, bytes, stream, GR_NULL_LEGACY, gr_real.cuMemAllocAsync, gr_real.cuMemFreeAsync),
+                     dptr, bytes);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUstream stream)
 {
         gr_shim_ready();
-        return given(alloc_async(dptr, bytes, stream, true, gr_real.cuMemAllocAsync_ptsz, gr_real.cuMemFreeAsync_ptsz),
+        return given(alloc_async(dptr, bytes, stream, GR_NULL_PER_THREAD, gr_real.cuMemAllocAsync_ptsz,
+                                 gr_real.cuMemFreeAsync_ptsz),
                      dptr, bytes);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
         gr_shim_ready();
-        return given(alloc_from_pool(dptr, bytes, pool, stream, false, gr_real.cuMemAllocFromPoolAsync,
+        return given(alloc_from_pool(dptr, bytes, pool, stream, GR_NULL_LEGACY, gr_real.cuMemAllocFromPoolAsync,
                                      gr_real.cuMemFreeAsync),
                      dptr, bytes);
 }
@@ -436,8 +438,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_
                                                         CUstream stream)
 {
         gr_shim_ready();
-        return given(alloc_from_pool(dptr, bytes, pool, stream, true, gr_real.cuMemAllocFromPoolAsync_ptsz,
-                                     gr_real.cuMemFreeAsync_ptsz),
+        return given(alloc_from_pool(dptr, bytes, pool, stream, GR_NULL_PER_THREAD,
+                                     gr_real.cuMemAllocFromPoolAsync_ptsz, gr_real.cuMemFreeAsync_ptsz),
                      dptr, bytes);
 }
 

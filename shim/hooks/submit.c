@@ -16,42 +16,42 @@
 #include "driver/real.h"
 #include "hooks/captures.h"
 
-/* Whether this is the first work seen on a per-thread stream. null_is_own: stream 0 is the per-thread stream, too. */
-static inline bool is_first(CUstream stream, bool null_is_own)
+/* Whether this is the first work seen on a per-thread stream. */
+static inline bool is_first(CUstream stream, enum gr_null_stream null_stream)
 {
-        return (stream == CU_STREAM_PER_THREAD || (null_is_own && !stream)) &&
+        return (stream == CU_STREAM_PER_THREAD || (null_stream == GR_NULL_PER_THREAD && !stream)) &&
                !atomic_load_explicit(&gr_core.streams_overlap, memory_order_relaxed);
 }
 
-void gr_submit_begin(CUstream stream, bool null_is_own)
+void gr_submit_begin(CUstream stream, enum gr_null_stream null_stream)
 {
-        if (is_first(stream, null_is_own) && gr_shim_ready())
+        if (is_first(stream, null_stream) && gr_shim_ready())
                 gr_captures_note_overlap();
         if (gr_captures_are_open())
-                gr_captures_note_work(stream, null_is_own);
+                gr_captures_note_work(stream, null_stream);
 }
 
 /*
  * The rare case is a function of its own. So the hook itself calls no function but the last one, and passes the
  * arguments on in their registers.
  */
-#define SUBMISSION_BY(symbol, stream, null_is_own, parameters, ...)                                                    \
+#define SUBMISSION_BY(symbol, stream, null_stream, parameters, ...)                                                    \
         static __attribute__((noinline, cold)) CUresult symbol##_first parameters                                      \
         {                                                                                                              \
-                gr_submit_begin(stream, null_is_own);                                                                  \
+                gr_submit_begin(stream, null_stream);                                                                  \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
         }                                                                                                              \
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
                 __typeof__(symbol) *real = __atomic_load_n(&gr_real.symbol, __ATOMIC_RELAXED);                         \
                                                                                                                        \
-                if (__builtin_expect(!real || is_first(stream, null_is_own) || gr_captures_are_open(), 0))             \
+                if (__builtin_expect(!real || is_first(stream, null_stream) || gr_captures_are_open(), 0))             \
                         real = symbol##_first;                                                                         \
                 return real(__VA_ARGS__);                                                                              \
         }
 #define SUBMISSION(symbol, stream, parameters, ...)                                                                    \
-        SUBMISSION_BY(symbol, stream, false, parameters, __VA_ARGS__)                                                  \
-        SUBMISSION_BY(symbol##_ptsz, stream, true, parameters, __VA_ARGS__)
+        SUBMISSION_BY(symbol, stream, GR_NULL_LEGACY, parameters, __VA_ARGS__)                                         \
+        SUBMISSION_BY(symbol##_ptsz, stream, GR_NULL_PER_THREAD, parameters, __VA_ARGS__)
 
 SUBMISSION(cuLaunchKernel, stream,
            (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
@@ -68,7 +68,7 @@ SUBMISSION(cuLaunchCooperativeKernel, stream,
  * no memory serves twice from there on. Its own memory may have served before, so it waits for all in front of it.
  */
 static CUresult launch_captured(const CUlaunchConfig *config, CUfunction function, void **values, void **extra,
-                                bool null_is_own, __typeof__(cuLaunchKernelEx) *real)
+                                enum gr_null_stream null_stream, __typeof__(cuLaunchKernelEx) *real)
 {
         CUlaunchConfig plain = *config;
         CUlaunchAttribute *attributes = NULL;
@@ -80,7 +80,7 @@ static CUresult launch_captured(const CUlaunchConfig *config, CUfunction functio
                 overlaps |= config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||
                             config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
                             config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
-        if (!overlaps || !gr_capture_forks(gr_capture_identity(config->hStream, null_is_own), false))
+        if (!overlaps || !gr_capture_forks(gr_capture_identity(config->hStream, null_stream), GR_FORK_BY_EVENT))
                 return real(config, function, values, extra);
         attributes = calloc(config->numAttrs, sizeof(*attributes));
         if (!attributes)
@@ -96,13 +96,13 @@ static CUresult launch_captured(const CUlaunchConfig *config, CUfunction functio
         return result;
 }
 
-#define LAUNCH_EX(symbol, null_is_own)                                                                                 \
+#define LAUNCH_EX(symbol, null_stream)                                                                                 \
         static __attribute__((noinline, cold))                                                                         \
         CUresult symbol##_rare(const CUlaunchConfig *config, CUfunction function, void **values, void **extra)         \
         {                                                                                                              \
-                gr_submit_begin(config ? config->hStream : NULL, null_is_own);                                         \
+                gr_submit_begin(config ? config->hStream : NULL, null_stream);                                         \
                 return config && gr_real.symbol && gr_captures_are_open()                                              \
-                               ? launch_captured(config, function, values, extra, null_is_own, gr_real.symbol)         \
+                               ? launch_captured(config, function, values, extra, null_stream, gr_real.symbol)         \
                                : GR_REAL(symbol, config, function, values, extra);                                     \
         }                                                                                                              \
         GR_EXPORT CUresult CUDAAPI symbol(const CUlaunchConfig *config, CUfunction function, void **values,            \
@@ -111,13 +111,13 @@ static CUresult launch_captured(const CUlaunchConfig *config, CUfunction functio
                 __typeof__(symbol) *real = __atomic_load_n(&gr_real.symbol, __ATOMIC_RELAXED);                         \
                                                                                                                        \
                 if (__builtin_expect(!real || gr_captures_are_open() ||                                                \
-                                             is_first(config ? config->hStream : NULL, null_is_own),                   \
+                                             is_first(config ? config->hStream : NULL, null_stream),                   \
                                      0))                                                                               \
                         real = symbol##_rare;                                                                          \
                 return real(config, function, values, extra);                                                          \
         }
-LAUNCH_EX(cuLaunchKernelEx, false)
-LAUNCH_EX(cuLaunchKernelEx_ptsz, true)
+LAUNCH_EX(cuLaunchKernelEx, GR_NULL_LEGACY)
+LAUNCH_EX(cuLaunchKernelEx_ptsz, GR_NULL_PER_THREAD)
 
 SUBMISSION(cuMemcpyAsync, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes,
            stream)
