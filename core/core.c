@@ -265,7 +265,7 @@ void gr_core_context_drop(struct gr_context *context)
         gr_arenas_quiesce(context);
         gr_fence_reset(context->fence);
         gr_split_drop(context);
-        gr_ledger_drop_context(core->ledger, context, gr_block_uncharge_and_free);
+        gr_ledger_drop_context(core->ledger, context, gr_block_uncharge_and_delete);
         gr_arenas_drop(context);
         gr_graph_holds_drop(context);
         gr_blocks_drop(context);

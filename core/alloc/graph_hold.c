@@ -301,7 +301,7 @@ void gr_graph_holds_drop(struct gr_context *context)
         while ((block = gone)) {
                 gone = block->next;
                 assert(gr_block_state(block) == GR_BLOCK_GONE);
-                gr_block_uncharge_and_free(block);
+                gr_block_uncharge_and_delete(block);
         }
 }
 

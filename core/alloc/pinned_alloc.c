@@ -38,7 +38,7 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
         rc = gr_charge_accounted(core, core->host, NULL, GR_MEMORY_HOST, gr_pinned_footprint(capacity), allocate_fresh,
                                  &fresh);
         if (rc) {
-                gr_block_free(block);
+                gr_block_delete(block);
                 return rc;
         }
         block->kind = kind;
@@ -46,12 +46,12 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
         rc = gr_block_add(core, block, &stale);
         if (stale) {
                 gr_block_uncharge(stale);
-                gr_block_free(stale);
+                gr_block_delete(stale);
         }
         if (rc) {
                 core->driver->host_free(context->handle, fresh.ptr);
                 gr_block_uncharge(block);
-                gr_block_free(block);
+                gr_block_delete(block);
                 return rc;
         }
         gr_count(core, GR_COUNTER_pinned_allocs, 1);
@@ -84,6 +84,6 @@ int gr_pinned_alloc(struct gr_context *context, size_t bytes, unsigned kind, gr_
                         *ret_ptr = ptr;
                         return 0;
                 }
-                gr_block_uncharge_and_free(block); /* its memory went with its context */
+                gr_block_uncharge_and_delete(block); /* its memory went with its context */
         }
 }

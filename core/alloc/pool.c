@@ -27,7 +27,7 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr)
         struct gr_block *stale = gr_block_forget(core, ptr);
 
         if (stale)
-                gr_block_uncharge_and_free(stale);
+                gr_block_uncharge_and_delete(stale);
 }
 
 /* A request on the slow path. Nothing of this changes while it is served. */
@@ -104,7 +104,7 @@ static struct gr_block *take_fenced(const struct request *request)
         struct gr_block *block = NULL;
 
         if (gr_arenas_class_empty(context, request->class)) {
-                if (!request->by_split || (epoch == 0 && !gr_split_waiting(context)) ||
+                if (!request->by_split || (epoch == 0 && !gr_split_has_waiting(context)) ||
                     ((epoch > 0 || barrier) && wants_fresh(request)))
                         return NULL;
         } else if (!request->by_split && epoch > 0 && wants_fresh(request)) {
@@ -145,7 +145,7 @@ static bool hand_out_by_ledger(struct gr_block *block, size_t bytes, uint64_t *r
                 block->flags & GR_BLOCK_SPLIT ? gr_arena_generation(block->context) : gr_block_next_generation(block);
         gr_block_set_generation(block, generation);
         if (!gr_ledger_hand_out(block, bytes)) {
-                gr_block_uncharge_and_free(block);
+                gr_block_uncharge_and_delete(block);
                 return false;
         }
         *ret_ptr = ptr;
@@ -171,7 +171,7 @@ static struct gr_block *take_cached(struct gr_context *context, size_t bytes)
         struct gr_block *block;
 
         if (epoch > 0 && !gr_fence_is_broken(context->fence)) {
-                block = request.by_split ? gr_split_take_ready(context, bytes) : NULL;
+                block = request.by_split ? gr_split_take_usable(context, bytes) : NULL;
                 if (block)
                         return block;
                 if (gr_fence_barrier_is_cheap(context->fence))
@@ -278,7 +278,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
         if (there && order->give_back)
                 gr_block_leave(block);
         else
-                gr_block_uncharge_and_free(block);
+                gr_block_uncharge_and_delete(block);
         return 0;
 }
 
@@ -350,7 +350,7 @@ static int free_split(struct gr_core *core, struct gr_block *block, const struct
                 if (!rc)
                         epoch = GR_SPLIT_IDLE;
                 else if (rc == -EBUSY)
-                        epoch = gr_fence_freed(fence, block->capacity_bytes);
+                        epoch = gr_fence_note_freed(fence, block->capacity_bytes);
                 else
                         by_driver = true;
         }
@@ -377,7 +377,7 @@ static int free_host(struct gr_core *core, struct gr_block *block)
          * error.
          */
         if (!gr_ledger_hand_out(block, block->requested_bytes))
-                gr_block_uncharge_and_free(block);
+                gr_block_uncharge_and_delete(block);
         return -ENOENT;
 }
 
@@ -406,7 +406,8 @@ GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block
 }
 
 /* As gr_pool_free_slow, in this order. */
-GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_freed freed, const struct order *order)
+GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_begun_free freed,
+                                 const struct order *order)
 {
         struct gr_block *block;
         struct gr_arena *home;
@@ -444,7 +445,7 @@ void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
                 return; /* its context has ended */
         gr_graph_hold_own(hold, block);
         if (!gr_ledger_hand_out(block, atomic_load(&block->requested_bytes)))
-                gr_block_uncharge_and_free(block);
+                gr_block_uncharge_and_delete(block);
 }
 
 /* For blocks whose last graph has gone, so that no work uses them. */
@@ -534,7 +535,7 @@ static bool collect_one(struct gr_context *context, void *arg)
         for (block = gr_graph_holds_unpark(context->core, context); block; block = next) {
                 next = block->next;
                 if (gr_block_state(block) == GR_BLOCK_GONE)
-                        gr_block_uncharge_and_free(block);
+                        gr_block_uncharge_and_delete(block);
                 else
                         free_claimed(context->core, block, &order);
         }
@@ -554,25 +555,25 @@ void gr_pool_collect(struct gr_core *core)
         gr_context_each(core, -1, collect_one, NULL);
         for (block = gr_graph_holds_unpark(core, NULL); block; block = next) {
                 next = block->next;
-                gr_block_uncharge_and_free(block);
+                gr_block_uncharge_and_delete(block);
         }
 }
 
-GR_HOT_CODE int gr_pool_free_slow(struct gr_core *core, uint64_t ptr, struct gr_freed freed)
+GR_HOT_CODE int gr_pool_free_slow(struct gr_core *core, uint64_t ptr, struct gr_begun_free freed)
 {
         return free_slow(core, ptr, freed, &(struct order){0});
 }
 
 int gr_pool_free(struct gr_core *core, uint64_t ptr)
 {
-        struct gr_freed freed;
+        struct gr_begun_free freed;
 
         return gr_pool_free_fast(core, ptr, &freed) ? 0 : gr_pool_free_slow(core, ptr, freed);
 }
 
 int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back, void *arg)
 {
-        struct gr_freed freed;
+        struct gr_begun_free freed;
 
         return gr_pool_free_fast(core, ptr, &freed) ? 0 : free_slow(core, ptr, freed, &(struct order){give_back, arg});
 }

@@ -54,7 +54,7 @@ int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_sourc
 int gr_pool_free(struct gr_core *core, uint64_t ptr);
 
 /* What gr_arena_free has done of a free. */
-struct gr_freed {
+struct gr_begun_free {
         struct gr_context *context; /* NULL: nothing */
         bool should_close;
 };
@@ -72,7 +72,7 @@ static inline bool gr_pool_wants_wake(struct gr_context *context)
 }
 
 /* The fast path of gr_pool_free. False: gr_pool_free_slow has to go on from *freed, which this sets. */
-static inline bool gr_pool_free_fast(struct gr_core *core, uint64_t ptr, struct gr_freed *freed)
+static inline bool gr_pool_free_fast(struct gr_core *core, uint64_t ptr, struct gr_begun_free *freed)
 {
         freed->should_close = false;
         freed->context = gr_arena_free(core, ptr, &freed->should_close);
@@ -80,7 +80,7 @@ static inline bool gr_pool_free_fast(struct gr_core *core, uint64_t ptr, struct 
 }
 
 /* The slow path of gr_pool_free, after gr_pool_free_fast; freed: all zero if that was skipped. */
-int gr_pool_free_slow(struct gr_core *core, uint64_t ptr, struct gr_freed freed);
+int gr_pool_free_slow(struct gr_core *core, uint64_t ptr, struct gr_begun_free freed);
 
 /*
  * As gr_pool_free, in the order of a stream: a block that is not cached is given to the driver by give_back, which does

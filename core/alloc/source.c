@@ -107,7 +107,7 @@ int gr_source_fresh_plain(const struct gr_source_request *request, struct gr_blo
                                : core->driver->mem_alloc(context->handle, capacity, &ptr);
         if (rc) {
                 gr_budget_cancel(device, reserved);
-                gr_block_free(block);
+                gr_block_delete(block);
                 return rc;
         }
         assert(ptr != 0 && capacity > 0);
@@ -118,7 +118,7 @@ int gr_source_fresh_plain(const struct gr_source_request *request, struct gr_blo
         gr_block_begin(block, context, ptr, capacity, bytes, gr_class_of_block(capacity), 0);
         rc = gr_block_add(core, block, &stale);
         if (stale)
-                gr_block_uncharge_and_free(stale);
+                gr_block_uncharge_and_delete(stale);
         if (rc) {
                 gr_budget_release(device, ptr, capacity);
                 goto give_back;
@@ -131,6 +131,6 @@ int gr_source_fresh_plain(const struct gr_source_request *request, struct gr_blo
 give_back:
         if (core->driver->mem_release(context->handle, &ptr, 1, &(size_t){0}))
                 core->driver->mem_free(ptr);
-        gr_block_free(block);
+        gr_block_delete(block);
         return rc;
 }

@@ -177,7 +177,7 @@ static inline void hit(struct gr_arena *arena)
  */
 static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uint64_t bytes, bool *ret_should_close)
 {
-        uint64_t epoch = gr_fence_freed_into(fence, arena->shard, bytes);
+        uint64_t epoch = gr_fence_note_freed_into(fence, arena->shard, bytes);
         uint64_t before = arena->open_epoch == epoch ? arena->open_bytes : 0;
 
         gr_assert_spin_locked(&arena->lock, GR_RANK_ARENA);
@@ -193,7 +193,7 @@ static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uin
 }
 
 /* Whether the fast path may hand out block, which is in a bin or fastbin. Arena lock held. */
-static inline bool is_ready(const struct gr_block *block, struct gr_context *context, struct gr_fence *fence)
+static inline bool may_hand_out(const struct gr_block *block, struct gr_context *context, struct gr_fence *fence)
 {
         gr_lock_rank_assert_held(GR_RANK_ARENA);
         return __builtin_expect(gr_fence_usable(fence, block->freed_epoch), 1) && may_hit(context) &&
@@ -201,7 +201,7 @@ static inline bool is_ready(const struct gr_block *block, struct gr_context *con
                !gr_fence_is_broken(fence);
 }
 
-/* Hands a block that is ready and in no list to the program, with this arena as its home. Arena lock held. */
+/* Hands a block that may_hand_out allows, in no list, to the program, with this arena as its home. Arena lock held. */
 static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, uint32_t generation, size_t bytes)
 {
         uint64_t ptr = block->ptr;
@@ -262,7 +262,7 @@ GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct 
                 return 0;
         gr_arena_lock(arena);
         block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
-        if (block && is_ready(block, context, context->fence)) {
+        if (block && may_hand_out(block, context, context->fence)) {
                 gr_fastbin_leave(&arena->fastbins, block);
                 ptr = hand_out(arena, block, next_generation(arena), bytes);
                 remember_arena(arena);
@@ -277,7 +277,7 @@ struct gr_block *gr_arena_take_fastbin(struct gr_arena *arena, size_t bytes)
 
         gr_arena_lock(arena);
         block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
-        if (block && is_ready(block, arena->context, arena->context->fence)) {
+        if (block && may_hand_out(block, arena->context, arena->context->fence)) {
                 gr_fastbin_leave(&arena->fastbins, block);
                 hit(arena);
         } else {
@@ -322,7 +322,7 @@ GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         prefetch_block(&bin->blocks);
         gr_arena_lock(arena);
         block = bin->blocks;
-        if (__builtin_expect(block && block->capacity_bytes >= bytes && is_ready(block, context, fence), 1)) {
+        if (__builtin_expect(block && block->capacity_bytes >= bytes && may_hand_out(block, context, fence), 1)) {
                 remove_from(arena, bin, block, block);
                 bin->hits++;
                 ptr = hand_out(arena, block, gr_block_next_generation(block), bytes);
@@ -696,7 +696,7 @@ static void drop(struct gr_arena *arena)
                         count--;
                         gr_cached_add(&arena->cached, -(int64_t)gr_footprint_bytes(block->capacity_bytes));
                         gr_budget_release(device, block->ptr, block->capacity_bytes);
-                        gr_block_free(block);
+                        gr_block_delete(block);
                 }
                 assert(count == 0);
                 bin->blocks = NULL;

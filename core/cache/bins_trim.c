@@ -112,13 +112,13 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
                         blocks[left++] = block;
                 } else { /* its context has ended, and the memory with it */
                         gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                        gr_block_free(block);
+                        gr_block_delete(block);
                 }
         }
         bytes = gr_bins_trim_ptrs(context, ptrs, sizes, left);
         gr_budget_uncache(context->device, cached);
         for (size_t i = 0; i < left; i++)
-                gr_block_free(blocks[i]);
+                gr_block_delete(blocks[i]);
         return bytes;
 }
 

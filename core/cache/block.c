@@ -54,8 +54,8 @@ void gr_block_restore(struct gr_core *core, struct gr_block *block)
 
         atomic_store(&block->state, GR_BLOCK_LIVE);
         if (gr_block_add(core, block, &stale))
-                gr_block_free(block);
-        gr_block_free(stale);
+                gr_block_delete(block);
+        gr_block_delete(stale);
 }
 
 void gr_block_uncharge(struct gr_block *block)
@@ -71,10 +71,10 @@ void gr_block_uncharge(struct gr_block *block)
                 gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
 }
 
-void gr_block_uncharge_and_free(struct gr_block *block)
+void gr_block_uncharge_and_delete(struct gr_block *block)
 {
         gr_block_uncharge(block);
-        gr_block_free(block);
+        gr_block_delete(block);
 }
 
 uint64_t gr_blocks_collect(struct gr_context *context)
@@ -94,7 +94,7 @@ uint64_t gr_blocks_collect(struct gr_context *context)
                 DL_DELETE(left, block);
                 gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
                 bytes += gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                gr_block_free(block);
+                gr_block_delete(block);
         }
         return bytes;
 }
@@ -108,12 +108,12 @@ void gr_block_leave(struct gr_block *block)
         assert(!(block->flags & (GR_BLOCK_SPLIT | GR_BLOCK_HOST | GR_BLOCK_SPILLED))); /* an allocation of the driver */
         if (!gr_budget_limited(context->device)) {
                 gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                gr_block_free(block);
+                gr_block_delete(block);
                 return;
         }
         gr_budget_cache(context->device, gr_footprint_bytes(block->capacity_bytes));
         gr_arena_lock(context->first_arena);
-        block->freed_epoch = gr_fence_freed(context->fence, block->capacity_bytes);
+        block->freed_epoch = gr_fence_note_freed(context->fence, block->capacity_bytes);
         assert(!context->freed_in_order ||
                context->freed_in_order->prev->freed_epoch <= block->freed_epoch); /* oldest first */
         DL_APPEND(context->freed_in_order, block);
@@ -132,7 +132,7 @@ void gr_blocks_drop(struct gr_context *context)
                 DL_DELETE(context->freed_in_order, block);
                 gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
                 gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                gr_block_free(block);
+                gr_block_delete(block);
         }
         gr_arena_unlock(context->first_arena);
 }

@@ -40,7 +40,7 @@ void gr_block_restore(struct gr_core *core, struct gr_block *block);
 void gr_block_uncharge(struct gr_block *block);
 
 /* As gr_block_uncharge, and frees the structure. */
-void gr_block_uncharge_and_free(struct gr_block *block);
+void gr_block_uncharge_and_delete(struct gr_block *block);
 
 /*
  * block was freed in the order of a stream, and is out of the ledger: keeps it charged, as cached, until its epoch is

@@ -127,7 +127,7 @@ void gr_ledger_destroy(struct gr_ledger *ledger)
 
                 for (size_t j = 0; j < shard->room; j++) {
                         shard->count -= shard->slots[j].block != NULL;
-                        gr_block_free(shard->slots[j].block);
+                        gr_block_delete(shard->slots[j].block);
                 }
                 assert(shard->count == 0);
                 gr_metadata_free(shard->slots, shard->room * sizeof(*shard->slots));

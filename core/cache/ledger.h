@@ -71,7 +71,7 @@ static inline void *gr_block_new(void)
 }
 
 /* block may be NULL. */
-static inline void gr_block_free(void *block)
+static inline void gr_block_delete(void *block)
 {
         gr_metadata_free(block, GR_BLOCK_ROOM);
 }

@@ -172,7 +172,7 @@ static inline uint64_t gr_fence_closed_epoch(struct gr_fence *fence)
  * a record of the epoch comes after open_epoch moved on, so a block with the old number is covered by the event. And
  * the bytes are counted after the load, so an epoch that counts as closed has no block that came later.
  */
-static inline uint64_t gr_fence_freed(struct gr_fence *fence, uint64_t bytes)
+static inline uint64_t gr_fence_note_freed(struct gr_fence *fence, uint64_t bytes)
 {
         uint64_t epoch;
 
@@ -185,8 +185,10 @@ static inline uint64_t gr_fence_freed(struct gr_fence *fence, uint64_t bytes)
         return epoch;
 }
 
-/* As gr_fence_freed, for a block that goes into a bin of arena shard. Its lock is held: that was the full barrier. */
-static inline uint64_t gr_fence_freed_into(struct gr_fence *fence, unsigned shard, uint64_t bytes)
+/*
+ * As gr_fence_note_freed, for a block that goes into a bin of arena shard. Its lock is held: that was the full barrier.
+ */
+static inline uint64_t gr_fence_note_freed_into(struct gr_fence *fence, unsigned shard, uint64_t bytes)
 {
         _Atomic uint64_t *part = &fence->arena_freed_bytes.shards[shard].part;
         uint64_t epoch;

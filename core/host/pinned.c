@@ -27,11 +27,11 @@
 
 enum { BINS = GR_CLASS_COUNT << GR_PINNED_SORTS_LOG2 };
 
-/* The block is the first field, so that gr_block_free of it frees the whole. */
+/* The block is the first field, so that gr_block_delete of it frees the whole. */
 struct pinned {
         struct gr_block block;
-        uint64_t freed_ns; /* this and ready are guarded by the lock while in a bin */
-        bool ready;        /* it is in the list `ready` of its bin, else in `waiting` */
+        uint64_t freed_ns; /* this and usable are guarded by the lock while in a bin */
+        bool usable;       /* it is in the list `usable` of its bin, else in `waiting` */
 };
 
 _Static_assert(offsetof(struct pinned, block) == 0, "one can be had from the other");
@@ -83,7 +83,7 @@ static void put_waiting(struct gr_core *core, struct pinned *own)
         assert(own->block.flags & GR_BLOCK_HOST && !gr_block_has_home(&own->block));
         assert(!gr_block_is_live(&own->block)); /* claimed */
         gr_budget_cache(core->host, gr_pinned_footprint(own->block.capacity_bytes));
-        own->ready = false;
+        own->usable = false;
         DL_APPEND(bin_with(core, &own->block)->waiting, &own->block);
 }
 
@@ -93,16 +93,16 @@ static void take_out(struct gr_core *core, struct pinned *own)
         struct gr_pinned_bin *bin = bin_with(core, &own->block);
 
         gr_assert_locked(&core->pinned->lock);
-        assert(own->ready ? bin->ready != NULL : bin->waiting != NULL);
+        assert(own->usable ? bin->usable != NULL : bin->waiting != NULL);
         assert(!gr_block_is_live(&own->block));
-        if (own->ready)
-                DL_DELETE(bin->ready, &own->block);
+        if (own->usable)
+                DL_DELETE(bin->usable, &own->block);
         else
                 DL_DELETE(bin->waiting, &own->block);
         gr_budget_uncache(core->host, gr_pinned_footprint(own->block.capacity_bytes));
 }
 
-/* Moves blocks whose fence has passed to the list `ready`, a limited number as other threads wait. Lock held. */
+/* Moves blocks whose fence has passed to the list `usable`, a limited number as other threads wait. Lock held. */
 static void ripen(struct gr_core *core, struct gr_pinned_bin *bin)
 {
         struct gr_block *block = bin->waiting;
@@ -110,10 +110,10 @@ static void ripen(struct gr_core *core, struct gr_pinned_bin *bin)
         gr_assert_locked(&core->pinned->lock);
         /* No barrier is laid on this fence, so usable means idle. */
         for (unsigned n = 0; n < LOOKS_MOST && block && gr_fence_usable(core->process_fence, block->freed_epoch); n++) {
-                assert(!((struct pinned *)block)->ready);
+                assert(!((struct pinned *)block)->usable);
                 DL_DELETE(bin->waiting, block);
-                ((struct pinned *)block)->ready = true;
-                DL_APPEND(bin->ready, block);
+                ((struct pinned *)block)->usable = true;
+                DL_APPEND(bin->usable, block);
                 block = bin->waiting;
         }
 }
@@ -123,7 +123,7 @@ static void ripen(struct gr_core *core, struct gr_pinned_bin *bin)
  * needed grow old and decay. Looks at the newest LOOKS_MOST of each bin only. NULL: none. *ret_waiting: a bin that was
  * looked into has blocks that wait for their fence.
  */
-static struct pinned *take_ready(struct gr_context *context, size_t bytes, unsigned kind, bool *ret_waiting)
+static struct pinned *take_usable(struct gr_context *context, size_t bytes, unsigned kind, bool *ret_waiting)
 {
         struct gr_core *core = context->core;
         unsigned class = gr_class_of(bytes), last = class;
@@ -142,7 +142,7 @@ static struct pinned *take_ready(struct gr_context *context, size_t bytes, unsig
 
                 ripen(core, bin);
                 *ret_waiting |= bin->waiting != NULL;
-                block = bin->ready ? bin->ready->prev : NULL;
+                block = bin->usable ? bin->usable->prev : NULL;
                 for (unsigned n = 0; n < LOOKS_MOST && block; n++) {
                         if (block->context == context && block->kind == kind && block->capacity_bytes >= bytes &&
                             block->capacity_bytes <= at_most &&
@@ -150,7 +150,7 @@ static struct pinned *take_ready(struct gr_context *context, size_t bytes, unsig
                                 best = (struct pinned *)block;
                         if (best && best->block.capacity_bytes == capacity)
                                 break;
-                        block = block == bin->ready ? NULL : block->prev;
+                        block = block == bin->usable ? NULL : block->prev;
                 }
         }
         if (best)
@@ -180,10 +180,10 @@ struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsign
 
         if (broken(core))
                 return NULL;
-        own = take_ready(context, bytes, kind, &waiting);
+        own = take_usable(context, bytes, kind, &waiting);
         if (!own && waiting) {
                 refresh(core);
-                own = take_ready(context, bytes, kind, &waiting);
+                own = take_usable(context, bytes, kind, &waiting);
         }
         return own ? &own->block : NULL;
 }
@@ -195,7 +195,7 @@ struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsign
 static bool quiet(struct gr_core *core, uint64_t deadline_ns)
 {
         struct gr_fence *fence = core->process_fence;
-        uint64_t epoch = gr_fence_freed(fence, 1); /* 1 byte: an epoch with no freed bytes is not closed */
+        uint64_t epoch = gr_fence_note_freed(fence, 1); /* 1 byte: an epoch with no freed bytes is not closed */
         int rc = gr_fence_close(core->process_fence);
 
         while (!rc) {
@@ -220,7 +220,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
 
         if (!rc) {
                 gr_block_uncharge(block);
-                gr_block_free(block);
+                gr_block_delete(block);
                 return 0;
         }
         gr_block_restore(core, block);
@@ -255,7 +255,7 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block);
         /* After a sync no work uses the block; epoch 0 has always passed. */
-        block->freed_epoch = rc ? gr_fence_freed(fence, block->capacity_bytes) : 0;
+        block->freed_epoch = rc ? gr_fence_note_freed(fence, block->capacity_bytes) : 0;
         ((struct pinned *)block)->freed_ns = core->driver->now_ns();
         gr_lock(&pinned->lock);
         room = gr_budget_cached(core->host) + footprint <= most;
@@ -306,7 +306,7 @@ static struct pinned *take_oldest(struct gr_core *core, struct gr_context *conte
         gr_lock(&core->pinned->lock);
         EACH_BIN(core, bin)
         {
-                oldest = older(core, bin->ready, context, before_ns, oldest);
+                oldest = older(core, bin->usable, context, before_ns, oldest);
                 oldest = older(core, bin->waiting, context, before_ns, oldest);
         }
         if (oldest)
@@ -337,7 +337,7 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
                         back_bytes += gr_pinned_footprint(block->capacity_bytes);
                         gr_block_uncharge(block);
                 }
-                gr_block_free(own);
+                gr_block_delete(own);
         }
         gr_count(core, GR_COUNTER_pinned_returned_bytes, back_bytes);
         return back_bytes;
@@ -411,7 +411,7 @@ static uint64_t oldest_ns(struct gr_core *core)
         gr_lock(&core->pinned->lock);
         EACH_BIN(core, bin)
         {
-                struct pinned *own = (struct pinned *)(bin->ready ? bin->ready : bin->waiting);
+                struct pinned *own = (struct pinned *)(bin->usable ? bin->usable : bin->waiting);
 
                 if (own && (!ns || own->freed_ns < ns))
                         ns = own->freed_ns;
@@ -470,7 +470,7 @@ static void drop_of(struct gr_core *core, struct gr_block *list, struct gr_conte
                         continue;
                 take_out(core, (struct pinned *)block);
                 gr_block_uncharge(block);
-                gr_block_free(block);
+                gr_block_delete(block);
         }
 }
 
@@ -482,7 +482,7 @@ void gr_pinned_drop(struct gr_context *context)
         gr_lock(&core->pinned->lock);
         EACH_BIN(core, bin)
         {
-                drop_of(core, bin->ready, context);
+                drop_of(core, bin->usable, context);
                 drop_of(core, bin->waiting, context);
         }
         gr_unlock(&core->pinned->lock);

@@ -35,7 +35,7 @@ struct gr_core;
  * block does not pass them.
  */
 struct gr_pinned_bin {
-        struct gr_block *ready, *waiting;
+        struct gr_block *usable, *waiting;
 };
 
 #define GR_PINNED_SORTS_LOG2 3

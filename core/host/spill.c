@@ -70,7 +70,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
         rc = gr_block_add(core, block, &stale);
         if (stale) {
                 gr_block_uncharge(stale);
-                gr_block_free(stale);
+                gr_block_delete(stale);
         }
         if (rc) {
                 core->driver->host_free(context->handle, ptr);
@@ -82,7 +82,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
 
 cancel:
         gr_budget_add(&context->device->spilled_bytes, -(uint64_t)bytes);
-        gr_block_free(block);
+        gr_block_delete(block);
         return rc;
 }
 
@@ -92,7 +92,7 @@ void gr_spill_free(struct gr_block *block)
         struct gr_spilled *spilled = context->spilled;
 
         assert(block->flags & GR_BLOCK_SPILLED && !gr_block_is_live(block));
-        block->freed_epoch = gr_fence_freed(context->fence, block->capacity_bytes);
+        block->freed_epoch = gr_fence_note_freed(context->fence, block->capacity_bytes);
         gr_lock(&spilled->lock);
         DL_APPEND(spilled->blocks, block);
         gr_unlock(&spilled->lock);
@@ -134,7 +134,7 @@ bool gr_spill_collect(struct gr_context *context)
                 gr_ledger_remove(core->ledger, block);
                 core->driver->host_free(context->handle, block->ptr);
                 gr_block_uncharge(block);
-                gr_block_free(block);
+                gr_block_delete(block);
                 atomic_fetch_add(&context->device->spill_ended, 1);
         }
 }
@@ -147,7 +147,7 @@ void gr_spill_drop(struct gr_context *context)
         gr_lock(&spilled->lock);
         DL_FOREACH_SAFE (spilled->blocks, block, tmp) {
                 gr_block_uncharge(block);
-                gr_block_free(block);
+                gr_block_delete(block);
         }
         spilled->blocks = NULL;
         gr_unlock(&spilled->lock);

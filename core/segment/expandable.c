@@ -99,7 +99,7 @@ int gr_expandable_open(struct gr_context *context, enum gr_expandable_kind kind)
         gr_unlock(&split->lock);
         if (added)
                 return 0;
-        gr_block_free(range); /* another thread was faster */
+        gr_block_delete(range); /* another thread was faster */
         gr_expandable_close(context, segment);
         return split->expandable[kind] ? 0 : -ENOSPC;
 refuse:
@@ -111,7 +111,7 @@ refuse:
                 driver->mem_unreserve(ptr, bytes);
         if (segment)
                 gr_segment_destroy(segment); /* with no ranges yet */
-        gr_block_free(range);
+        gr_block_delete(range);
         return -ENOSPC;
 }
 
@@ -465,7 +465,7 @@ uint64_t gr_expandable_collect(struct gr_context *context)
 void gr_expandable_discard(struct gr_context *context, struct gr_range *range)
 {
         gr_assert_locked(&context->split->lock);
-        range->block.freed_epoch = gr_fence_freed(context->fence, range->block.capacity_bytes);
+        range->block.freed_epoch = gr_fence_note_freed(context->fence, range->block.capacity_bytes);
         gr_extent_stick(range);
 }
 

@@ -29,23 +29,24 @@ struct fit {
         struct gr_range *range;
         uint64_t at;
         size_t opened;
-        bool ready; /* without a barrier */
+        bool usable; /* without a barrier */
 };
 
 /* A request, and the best place so far. */
 struct search {
         size_t bytes, least; /* no place opens fewer pages than least */
-        uint64_t ready_epoch;
+        uint64_t usable_epoch;
         bool stay_small; /* gr_extents_stay_small */
         struct fit best;
 };
 
-/* Fewer opened pages are better; of equals the ready one, unless it is more than twice as large. */
+/* Fewer opened pages are better; of equals the usable one, unless it is more than twice as large. */
 static bool is_better(const struct fit *fit, const struct fit *best)
 {
         if (fit->opened != best->opened)
                 return fit->opened < best->opened;
-        return fit->ready && !best->ready && fit->range->block.capacity_bytes / 2 <= best->range->block.capacity_bytes;
+        return fit->usable && !best->usable &&
+               fit->range->block.capacity_bytes / 2 <= best->range->block.capacity_bytes;
 }
 
 /* Whether ptr lies in an extent of which nothing is used, and which is large for the request. */
@@ -74,7 +75,7 @@ bool gr_fit_opens_large(const struct gr_range *range, uint64_t at, size_t bytes)
 /* Compares one place with the best so far. True: no better one is possible. */
 static inline bool weigh(struct search *search, struct gr_range *range, uint64_t at)
 {
-        struct fit fit = {.range = range, .at = at, .ready = range->block.freed_epoch <= search->ready_epoch};
+        struct fit fit = {.range = range, .at = at, .usable = range->block.freed_epoch <= search->usable_epoch};
 
         if (at + search->bytes > gr_range_end(range))
                 return false;
@@ -83,7 +84,7 @@ static inline bool weigh(struct search *search, struct gr_range *range, uint64_t
                 return false;
         if (!search->best.range || is_better(&fit, &search->best))
                 search->best = fit;
-        return search->best.opened <= search->least && search->best.ready;
+        return search->best.opened <= search->least && search->best.usable;
 }
 
 /* Compares the places in a range with the best so far. True: no better one is possible. */
@@ -105,7 +106,7 @@ GR_HOT_CODE struct gr_range *gr_fit_find(const struct gr_free_lists *lists, size
         struct search search = {.bytes = bytes, .least = pages > 0 ? pages - 1 : 0}; /* its end pages may be shared */
 
         if (range) {
-                search.ready_epoch = gr_fence_usable_epoch(range->block.context->fence);
+                search.usable_epoch = gr_fence_usable_epoch(range->block.context->fence);
                 search.stay_small = gr_extents_stay_small(range->block.context->device, 0);
         }
         for (unsigned looked_at = 0; range && looked_at < FIT_LOOK && !weigh_range(&search, range); looked_at++) {

@@ -92,7 +92,7 @@ static void recount(struct gr_context *context, struct gr_segment *segment, enum
         if (in_graphs)
                 gr_budget_add(&context->device->graph_bytes, free_bytes);
         else if (turn == TO_CACHE)
-                epoch = gr_fence_freed(context->fence, free_bytes);
+                epoch = gr_fence_note_freed(context->fence, free_bytes);
         for (range = segment->first; range; range = range->after) {
                 if (epoch && range->state == GR_RANGE_WAITING) { /* the newest epoch, so it goes to the end */
                         struct gr_block *block = &range->block;

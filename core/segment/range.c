@@ -179,7 +179,7 @@ static struct gr_range *structure_take(struct gr_split *split)
 static void structure_give(struct gr_split *split, struct gr_range *range)
 {
         if (split->kept_count >= KEPT_MOST) {
-                gr_block_free(range);
+                gr_block_delete(range);
                 return;
         }
         range->after = split->kept;
@@ -193,7 +193,7 @@ void gr_range_forget_kept(struct gr_split *split)
 
         while ((range = split->kept)) {
                 split->kept = range->after;
-                gr_block_free(range);
+                gr_block_delete(range);
         }
         split->kept_count = 0;
 }
@@ -227,7 +227,7 @@ static inline bool joins(struct gr_split *split, struct gr_range *adjacent, stru
                 return false;
         if (adjacent->state == GR_RANGE_FREE)
                 gr_range_leave(split, adjacent);
-        else if (adjacent->state == GR_RANGE_FREED)
+        else if (adjacent->state == GR_RANGE_MERGING)
                 DL_DELETE(*freed, &adjacent->block);
         else
                 return false;
@@ -258,7 +258,7 @@ GR_HOT_CODE void gr_range_free_all(struct gr_split *split, struct gr_block *free
         gr_assert_locked(&split->lock);
         while ((block = freed)) {
                 DL_DELETE(freed, block);
-                assert(gr_range_of(block)->state == GR_RANGE_FREED);
+                assert(gr_range_of(block)->state == GR_RANGE_MERGING);
                 free_among(split, gr_range_of(block), &freed);
         }
 }

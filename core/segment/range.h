@@ -21,7 +21,7 @@ enum gr_range_state {
         GR_RANGE_USED,    /* a block in the ledger; also one that lies in a fastbin (fastbin.h) */
         GR_RANGE_WAITING, /* in the queue */
         GR_RANGE_FREE,    /* in a free list */
-        GR_RANGE_FREED,   /* in the list that gr_range_free_all goes through */
+        GR_RANGE_MERGING, /* in the list that gr_range_free_all goes through */
         GR_RANGE_STUCK,   /* freed, never to be reused */
         GR_RANGE_HOLE,    /* addresses without memory, whole pages, in the list of holes */
         GR_RANGE_STALE,   /* its memory was remapped elsewhere, but work may still use it here; in a list */
@@ -75,8 +75,8 @@ static inline bool gr_range_may_become(enum gr_range_state from, enum gr_range_s
         static const unsigned may_be_from[] = {
                 [GR_RANGE_USED] = GR_FROM(USED) | GR_FROM(FREE) | GR_FROM(BUSY),
                 [GR_RANGE_WAITING] = GR_FROM(USED),
-                [GR_RANGE_FREE] = GR_FROM(USED) | GR_FROM(WAITING) | GR_FROM(FREE) | GR_FROM(FREED) | GR_FROM(BUSY),
-                [GR_RANGE_FREED] = GR_FROM(USED),
+                [GR_RANGE_FREE] = GR_FROM(USED) | GR_FROM(WAITING) | GR_FROM(FREE) | GR_FROM(MERGING) | GR_FROM(BUSY),
+                [GR_RANGE_MERGING] = GR_FROM(USED),
                 [GR_RANGE_STUCK] = GR_FROM(USED) | GR_FROM(BUSY),
                 [GR_RANGE_HOLE] = GR_FROM(USED) | GR_FROM(HOLE) | GR_FROM(BUSY),
                 [GR_RANGE_STALE] = GR_FROM(BUSY),
@@ -129,7 +129,7 @@ void gr_range_leave(struct gr_split *split, struct gr_range *range);
 /* Frees a range that is in no list: it is merged with adjacent free ranges, and gets the latest epoch of all. */
 void gr_range_free(struct gr_split *split, struct gr_range *range);
 
-/* As gr_range_free, for a list (utlist's DL) of ranges in state FREED; what merges enters its free list only once. */
+/* As gr_range_free, for a list (utlist's DL) of ranges in state MERGING; what merges enters its free list only once. */
 void gr_range_free_all(struct gr_split *split, struct gr_block *freed);
 
 /*

@@ -72,7 +72,7 @@ GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *ra
         count_used(context, range, sign);
 }
 
-bool gr_segments_free_ahead(struct gr_context *context, const struct gr_segment *segment)
+bool gr_segments_serve_ahead(struct gr_context *context, const struct gr_segment *segment)
 {
         gr_assert_locked(&context->split->lock);
         return !segment->small && !segment->graph && gr_fence_barrier_is_cheap(context->fence);
@@ -137,7 +137,7 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
                 gr_ledger_make_gone(context->core->ledger, block);
                 count_used(context, range, -1);
                 if (!gr_fence_usable(context->fence, block->freed_epoch) &&
-                    !gr_segments_free_ahead(context, range->segment)) {
+                    !gr_segments_serve_ahead(context, range->segment)) {
                         if (!split->queue || split->queue->prev->freed_epoch <= block->freed_epoch)
                                 gr_segments_wait(split, range);
                         else
@@ -145,7 +145,7 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
                         continue;
                 }
                 epoch = gr_max(epoch, block->freed_epoch);
-                gr_range_become(range, GR_RANGE_FREED);
+                gr_range_become(range, GR_RANGE_MERGING);
                 DL_PREPEND(freed, block);
         }
         atomic_store(&split->ahead_epoch, epoch);
@@ -175,7 +175,7 @@ void gr_segment_destroy(struct gr_segment *segment)
         for (range = segment->first; range; range = after) {
                 after = range->after;
                 if (range->state != GR_RANGE_USED)
-                        gr_block_free(range);
+                        gr_block_delete(range);
         }
         free(segment->pages);
         free(segment->begins);
@@ -206,7 +206,7 @@ GR_HOT_CODE bool gr_segments_list(struct gr_context *context, struct gr_block *b
                 return false;
         if (stale && !(stale->flags & GR_BLOCK_SPLIT)) {
                 gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
-                gr_block_free(stale);
+                gr_block_delete(stale);
         }
         return true;
 }
@@ -331,7 +331,7 @@ int gr_segment_take(struct gr_context *context, size_t bytes, struct gr_segment 
         *ret_segment = segment;
         return 0;
 fail:
-        gr_block_free(range);
+        gr_block_delete(range);
         gr_metadata_free(segment, sizeof(*segment));
         return rc;
 }

@@ -50,7 +50,7 @@ void gr_segments_use(struct gr_context *context, struct gr_range *range, int sig
  * Whether freed ranges of the segment are free at once, ahead of their fence. The thread that hands one out then lays
  * the barrier.
  */
-bool gr_segments_free_ahead(struct gr_context *context, const struct gr_segment *segment);
+bool gr_segments_serve_ahead(struct gr_context *context, const struct gr_segment *segment);
 
 /* Appends a range that is no longer counted as used to the queue of those that wait for their epoch. */
 void gr_segments_wait(struct gr_split *split, struct gr_range *range);

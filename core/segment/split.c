@@ -94,7 +94,7 @@ static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
                         gr_budget_uncache(context->device, range->block.capacity_bytes);
                 /* If another thread is just handing the range out or freeing it, that thread frees the structure. */
                 if (!used || gr_ledger_make_gone(context->core->ledger, &range->block) == GR_BLOCK_LIVE)
-                        gr_block_free(range);
+                        gr_block_delete(range);
         }
         assert(end == segment->ptr + segment->bytes);
         (void)end;
@@ -215,7 +215,7 @@ GR_HOT_CODE static struct gr_block *take_from(struct gr_context *context, struct
 }
 
 /* Lock not held. */
-struct gr_block *gr_split_take_ready(struct gr_context *context, size_t bytes)
+struct gr_block *gr_split_take_usable(struct gr_context *context, size_t bytes)
 {
         struct gr_split *split = context->split;
         struct gr_block *block = NULL;
@@ -269,7 +269,7 @@ GR_HOT_CODE struct gr_block *gr_split_take(struct gr_context *context, size_t by
 }
 
 /* Lock not held. */
-bool gr_split_waiting(struct gr_context *context)
+bool gr_split_has_waiting(struct gr_context *context)
 {
         struct gr_split *split = context->split;
 
@@ -491,7 +491,7 @@ static struct gr_segment *free_range(struct gr_context *context, struct gr_range
         uint64_t ptr = range->block.ptr, last = gr_range_end(range) - 1;
 
         gr_segments_use(context, range, -1);
-        set_aside(context->split, range, gr_segments_free_ahead(context, segment));
+        set_aside(context->split, range, gr_segments_serve_ahead(context, segment));
         if (segment->pages) {
                 *ret_at_once = gr_expandable_ends_stuck(segment, ptr, last) &&
                                begin_unstick(context, segment, ptr, last, flags & GR_SPLIT_PUT_WAITS);
@@ -521,7 +521,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, unsigned fl
         fastbin = !(flags & GR_SPLIT_PUT_BY_DRIVER) && goes_into_fastbin(arena, block);
         if (!fastbin && gr_ledger_make_gone(context->core->ledger, block) == GR_BLOCK_GONE) {
                 gr_unlock(&split->lock);
-                gr_block_free(range);
+                gr_block_delete(range);
                 return 0;
         }
         segment = range->segment;

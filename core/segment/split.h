@@ -98,10 +98,10 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, enum gr
  * As gr_split_take, but only for a small request and from a range that is usable now; merges no fastbins. For where a
  * range of exactly the request's size waits in a fastbin: for a small request a worse fit is better than a barrier.
  */
-struct gr_block *gr_split_take_ready(struct gr_context *context, size_t bytes);
+struct gr_block *gr_split_take_usable(struct gr_context *context, size_t bytes);
 
 /* Whether freed ranges wait for their fence. */
-bool gr_split_waiting(struct gr_context *context);
+bool gr_split_has_waiting(struct gr_context *context);
 
 /*
  * Whether one of the waiting ranges would serve the request by itself, so that a barrier that costs overlap is worth
@@ -118,8 +118,8 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
 
 /*
  * Takes back a block that the program freed (claimed in the ledger; the caller's until now). epoch: from
- * gr_fence_freed, or one of the two below. flags: enum gr_split_put_flags. *ret_should_close: so much was freed that
- * the epoch should be closed. 0, or the driver's error: then the segment is lost, still charged.
+ * gr_fence_note_freed, or one of the two below. flags: enum gr_split_put_flags. *ret_should_close: so much was freed
+ * that the epoch should be closed. 0, or the driver's error: then the segment is lost, still charged.
  */
 #define GR_SPLIT_NEVER UINT64_MAX /* its memory must not be reused */
 #define GR_SPLIT_IDLE  0 /* all its work has finished, or is in the order of the graphs that share its memory */

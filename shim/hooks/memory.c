@@ -168,7 +168,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
         return gr_result(rc);
 }
 
-__attribute__((noinline)) int gr_memory_free_slow(CUdeviceptr ptr, struct gr_freed freed)
+__attribute__((noinline)) int gr_memory_free_slow(CUdeviceptr ptr, struct gr_begun_free freed)
 {
         GR_KEEP_ERRNO;
         int refused = freed.context ? 0 : gr_memory_runtime_refused, rc;

@@ -18,7 +18,7 @@
  * gr_pool_alloc: the slow path here has steps of its own before that of the pool.)
  */
 int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
-int gr_memory_free_slow(CUdeviceptr ptr, struct gr_freed freed);
+int gr_memory_free_slow(CUdeviceptr ptr, struct gr_begun_free freed);
 
 static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
 {
@@ -33,7 +33,7 @@ static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUde
 
 static inline int gr_memory_free(CUdeviceptr ptr)
 {
-        struct gr_freed freed = {0};
+        struct gr_begun_free freed = {0};
 
         if (__builtin_expect(!gr_trace_is_on(), 1) && gr_pool_free_fast(&gr_core, ptr, &freed))
                 return 0;

@@ -497,7 +497,7 @@ static void test_stale(void)
         GR_CHECK_EQ(gr_block_add(&core, fresh, &stale), 0);
         GR_CHECK_EQ(homes(ptr), 0);
         GR_CHECK(stale && stale != fresh && stale->state == GR_BLOCK_GONE);
-        gr_block_free(stale);
+        gr_block_delete(stale);
         GR_CHECK(gr_ledger_hand_out(fresh, 1));
         GR_CHECK_EQ(gr_block_claim(&core, ptr, &got), 0);
         GR_CHECK(got == fresh);
@@ -540,8 +540,8 @@ static void test_stale_changes(void)
         GR_CHECK_EQ(second->state, GR_BLOCK_GONE);
         GR_CHECK_EQ(context->arenas_quiesced, 0);
         GR_CHECK_EQ(other->arenas_quiesced, 0);
-        gr_block_free(first);
-        gr_block_free(second);
+        gr_block_delete(first);
+        gr_block_delete(second);
         finish();
 }
 

@@ -367,9 +367,9 @@ static void *do_deed(void *arg)
                 waiter->block = gr_split_take(context, 4 * MIB, GR_SPLIT_FROM_CLOSE);
                 break;
         case PUT:
-                GR_CHECK_EQ(
-                        gr_split_put(waiter->block, gr_fence_freed(context->fence, 6 * MIB), GR_SPLIT_PUT_WAITS, &much),
-                        0);
+                GR_CHECK_EQ(gr_split_put(waiter->block, gr_fence_note_freed(context->fence, 6 * MIB),
+                                         GR_SPLIT_PUT_WAITS, &much),
+                            0);
                 break;
         case MERGE:
         case MERGE_SPLIT:

@@ -695,7 +695,7 @@ static void test_structures(void)
         }
         GR_CHECK(again > 0 || !GR_METADATA_IN_CHUNKS); /* else the sanitizer tells what is lost */
         for (unsigned i = 0; i < SOME; i++)
-                gr_block_free(next[i]);
+                gr_block_delete(next[i]);
         context = gr_core_context_add(&core, sg_context_new(0), 0);
         gpu_end();
 }

@@ -438,7 +438,7 @@ static void test_waits(void)
         GR_CHECK(gr_arenas_fastbins(context) > 0);
         gr_split_trim_unneeded(context);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
-        GR_CHECK(gr_split_waiting(context)); /* for a barrier */
+        GR_CHECK(gr_split_has_waiting(context)); /* for a barrier */
         a = gpu_take(8 * MIB);
         gpu_give(a, 8 * MIB);
         atomic_store(&core.streams_overlap, true);

@@ -56,7 +56,7 @@ static void finish(void)
 static uint64_t freed_after(uint64_t ms)
 {
         sg_work(context->handle, 0, 0, ms * SG_MS);
-        return gr_fence_freed(fence, MIB);
+        return gr_fence_note_freed(fence, MIB);
 }
 
 static void test_poll(void)
@@ -99,7 +99,7 @@ static void test_poll(void)
         /* What is freed after the close is not covered by it. */
         first = freed_after(0);
         GR_CHECK_EQ(gr_fence_close(context->fence), 0);
-        second = gr_fence_freed(fence, 1);
+        second = gr_fence_note_freed(fence, 1);
         GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(gr_fence_idle(fence, first) && !gr_fence_usable(fence, second));
         finish();
@@ -527,7 +527,7 @@ static void test_merge_refused(void)
                 epoch = freed_after(1);
                 GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         }
-        gr_fence_freed(fence, 1);
+        gr_fence_note_freed(fence, 1);
         sg_fail(SG_CONTEXT_RECORD, 1, 1, -EBUSY);
         GR_CHECK_EQ(gr_fence_close(context->fence), -EBUSY);
         sg_advance(100 * SG_MS);
@@ -560,7 +560,7 @@ static void test_old_driver(void)
         sg_capture(1);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
-        gr_fence_freed(fence, 1);
+        gr_fence_note_freed(fence, 1);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), -EBUSY);
         gr_gate_end(&core.gate);
         finish();
@@ -583,7 +583,7 @@ static void test_sync(void)
         GR_CHECK(gr_fence_idle(fence, first) && gr_fence_idle(fence, second));
         GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
         GR_CHECK(!gr_fence_waiting(context->fence));
-        GR_CHECK(!gr_fence_usable(fence, gr_fence_freed(fence, 1)));
+        GR_CHECK(!gr_fence_usable(fence, gr_fence_note_freed(fence, 1)));
         finish();
 }
 
@@ -635,7 +635,7 @@ static void test_reach(void)
         sg_own(ptr, 4096);
         sg_work(far->handle, 3, ptr, 40 * SG_MS);
         sg_disown(ptr);
-        epoch = gr_fence_freed(fence, 4096);
+        epoch = gr_fence_note_freed(fence, 4096);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK(gr_fence_usable(fence, epoch));
         sg_own(ptr, 4096);
@@ -669,7 +669,7 @@ static void test_reach_joined_late(void)
                 sg_own(ptr, 4096);
                 sg_work(context->handle, 0, ptr, 50 * SG_MS);
                 sg_disown(ptr);
-                epoch = gr_fence_freed(fence, 4096);
+                epoch = gr_fence_note_freed(fence, 4096);
                 GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
                 if (handed_out)
                         sg_own(ptr, 4096);
@@ -720,7 +720,7 @@ static void test_reach_left(void)
                         if (i == leaves)
                                 continue;
                         sg_work(others[i]->handle, 0, 0, 50 * SG_MS);
-                        epoch = gr_fence_freed(fence, MIB);
+                        epoch = gr_fence_note_freed(fence, MIB);
                         GR_CHECK_EQ(gr_fence_close(context->fence), 0);
                         GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
                         GR_CHECK(!gr_fence_usable(fence, epoch));
@@ -773,7 +773,7 @@ static void test_reach_joined_epochs(void)
                         sg_own(ptrs[i], 4096);
                         sg_work(context->handle, 0, ptrs[i], 20 * SG_MS);
                         sg_disown(ptrs[i]);
-                        epochs[i] = gr_fence_freed(fence, 4096);
+                        epochs[i] = gr_fence_note_freed(fence, 4096);
                         GR_CHECK_EQ(i < 2 ? gr_fence_close(context->fence) : gr_fence_barrier(context->fence), 0);
                 }
                 for (int i = 0; i < beyond; i++) {
@@ -820,7 +820,7 @@ static void test_reset(void)
         other = gr_core_context_add(&core, sg_context_new(0), 0);
         epoch = freed_after(1000);
         GR_CHECK_EQ(gr_fence_close(context->fence), 0);
-        gr_fence_freed(other->fence, 1);
+        gr_fence_note_freed(other->fence, 1);
         GR_CHECK_EQ(gr_fence_close(other->fence), 0);
         sg_fail(SG_EVENT_QUERY, 1, 1, DRIVER_700);
         GR_CHECK_EQ(gr_fence_poll(context->fence), DRIVER_700);

@@ -101,7 +101,7 @@ static void test_life(void)
 
         gr_ledger_remove(&ledger, block);
         GR_CHECK_EQ(claim(BASE, &got), -ENOENT);
-        gr_block_free(block);
+        gr_block_delete(block);
         gr_ledger_destroy(&ledger);
 }
 
@@ -126,7 +126,7 @@ static void test_stale(void)
         GR_CHECK_EQ(gr_ledger_make_gone(&ledger, old), GR_BLOCK_GONE);
         GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
         GR_CHECK_EQ(info.capacity_bytes, 8192);
-        gr_block_free(old);
+        gr_block_delete(old);
 
         /* One that was cached stays its bin's, where it is found out later. */
         old = fresh;
@@ -137,7 +137,7 @@ static void test_stale(void)
         GR_CHECK(!hand_out(old, 1));
         GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
         GR_CHECK_EQ(info.capacity_bytes, 1024);
-        gr_block_free(old);
+        gr_block_delete(old);
         gr_ledger_destroy(&ledger); /* frees fresh */
 }
 
@@ -147,7 +147,7 @@ static void count_dropped(struct gr_block *block)
 {
         GR_CHECK_EQ(block->state, GR_BLOCK_GONE);
         dropped_blocks++;
-        gr_block_free(block);
+        gr_block_delete(block);
 }
 
 static void test_drop_context(void)
@@ -174,7 +174,7 @@ static void test_drop_context(void)
                         GR_CHECK_EQ(blocks[i]->state, GR_BLOCK_GONE);
                         GR_CHECK(!hand_out(blocks[i], 100));
                         gr_ledger_remove(&ledger, blocks[i]);
-                        gr_block_free(blocks[i]);
+                        gr_block_delete(blocks[i]);
                 }
         }
         GR_CHECK_EQ(claim(BASE + 512, &got), 0);
@@ -207,7 +207,7 @@ static void *hammer(void *arg)
                 } else if (claim(ptr, &block) == 0) {
                         *failures += block != blocks[slot];
                         gr_ledger_remove(&ledger, block);
-                        gr_block_free(block);
+                        gr_block_delete(block);
                         blocks[slot] = NULL;
                 } else {
                         ++*failures;
@@ -356,7 +356,7 @@ static void test_destroy(void)
         }
         GR_CHECK(count == MANY || !GR_METADATA_IN_CHUNKS); /* else the sanitizer tells what is lost */
         for (unsigned i = 0; i < MANY; i++)
-                gr_block_free(again[i]);
+                gr_block_delete(again[i]);
 }
 
 /* What is done with the ledger, each in a thread that has to wait for a shard. */
@@ -432,7 +432,7 @@ static void test_locked(void)
                         atomic_store(&ledger.shards[i].lock.taken, 0);
                 pthread_join(thread, NULL);
                 if (deed == REMOVE || deed == DROP)
-                        gr_block_free(waiter.block);
+                        gr_block_delete(waiter.block);
                 gr_ledger_destroy(&ledger);
         }
 }
@@ -466,7 +466,7 @@ static void test_table(void)
                 i = (seed >> 33) % PLACES;
                 if (held[i]) {
                         wrong += !gr_ledger_remove(&ledger, held[i]);
-                        gr_block_free(held[i]);
+                        gr_block_delete(held[i]);
                         held[i] = NULL;
                 } else {
                         held[i] = block_new(BASE + i * UINT64_C(512), 512 + step, name_of(i % 2));
@@ -483,7 +483,7 @@ static void test_table(void)
         for (unsigned i = 0; i < PLACES; i++) {
                 if (held[i] && i % 2 == 1) {
                         GR_CHECK_EQ(atomic_load(&held[i]->state), GR_BLOCK_GONE);
-                        gr_block_free(held[i]);
+                        gr_block_delete(held[i]);
                         held[i] = NULL;
                 }
                 left += held[i] != NULL;

@@ -664,11 +664,11 @@ static void test_structures(void)
         gr_budget_set_limit(core.host, GR_LIMIT_THRESHOLD, 0);
         GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0 && frees == 1);
         first = gr_block_new();
-        gr_block_free(first);
+        gr_block_delete(first);
         for (int i = 0; i < 3; i++)
                 GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
         then = gr_block_new();
-        gr_block_free(then);
+        gr_block_delete(then);
         GR_CHECK(!GR_METADATA_IN_CHUNKS || then == first); /* otherwise whoever looks for leaks says so */
         end();
 }
@@ -683,7 +683,7 @@ static void test_no_ledger(void)
         block = gr_block_new();
         memory_runs_out(sizeof(struct gr_ledger_slot));
         GR_CHECK(gr_pinned_alloc(one, MIB, KIND, allocate, one->handle, &ptr) == -ENOMEM && allocs == 0);
-        gr_block_free(block); /* the one structure that there is */
+        gr_block_delete(block); /* the one structure that there is */
         GR_CHECK(gr_pinned_alloc(one, MIB, KIND, allocate, one->handle, &ptr) == -ENOMEM);
         memory_is_back();
         GR_CHECK(allocs == frees && (frees == 1 || !GR_METADATA_IN_CHUNKS)); /* else there is no structure either */
@@ -709,7 +709,7 @@ static void test_other_memory(void)
 
 static void end_one(void)
 {
-        gr_ledger_drop_context(core.ledger, one, gr_block_uncharge_and_free);
+        gr_ledger_drop_context(core.ledger, one, gr_block_uncharge_and_delete);
 }
 
 static int group_reserve(void *arg, uint64_t bytes)
@@ -781,7 +781,7 @@ static void test_no_fence(void)
 static struct gr_pinned_bin *filled_bin(unsigned class)
 {
         for (unsigned i = 0; i < 1u << GR_PINNED_SORTS_LOG2; i++)
-                if (core.pinned->bins[class][i].ready || core.pinned->bins[class][i].waiting)
+                if (core.pinned->bins[class][i].usable || core.pinned->bins[class][i].waiting)
                         return &core.pinned->bins[class][i];
         return NULL;
 }
@@ -806,7 +806,7 @@ static void test_short_looks(void)
         for (int i = 0; i < MANY; i++)
                 GR_CHECK_EQ(gr_pinned_free(&core, ptrs[i]), 0);
         bin = filled_bin(gr_class_of(bytes));
-        GR_CHECK(bin && bin->waiting && !bin->ready);
+        GR_CHECK(bin && bin->waiting && !bin->usable);
         last = bin->waiting->next;
         before = last->prev;
         after = last->next;
@@ -820,8 +820,8 @@ static void test_short_looks(void)
         for (int i = 0; i < MANY / 32; i++) /* a few become ready with each look */
                 GR_CHECK_EQ(gr_pinned_free(&core, get(one, bytes, KIND)), 0);
         GR_CHECK_EQ(allocs, MANY + 1);
-        GR_CHECK(bin->ready);
-        last = bin->ready->prev;
+        GR_CHECK(bin->usable);
+        last = bin->usable->prev;
         for (int i = 0; i < MANY / 2; i++)
                 last = last->prev;
         before = last->prev;
@@ -829,7 +829,7 @@ static void test_short_looks(void)
         GR_CHECK_EQ(gr_pinned_free(&core, get(one, more, KIND)), 0);
         GR_CHECK_EQ(allocs, MANY + 2);
         last->prev = before;
-        last = bin->ready->prev->prev; /* beside the one that fits exactly */
+        last = bin->usable->prev->prev; /* beside the one that fits exactly */
         before = last->prev;
         last->prev = gr_check_wall();
         GR_CHECK_EQ(gr_pinned_free(&core, get(one, bytes, KIND)), 0);

@@ -475,7 +475,7 @@ static void test_free_in_order(void)
                 GR_CHECK_EQ(gr_pool_free_in_order(&core, a, take_in_order, &gone), 0);
                 GR_CHECK_EQ(sg_driver.mem_free(a), 0);
                 next[i] = gr_block_new(); /* what was freed last */
-                gr_block_free(next[i]);
+                gr_block_delete(next[i]);
                 GR_CHECK(!GR_METADATA_IN_CHUNKS || next[i] == next[0]); /* so each went back */
         }
         finish();
@@ -863,7 +863,7 @@ static void test_structures(void)
                 settle();
                 GR_CHECK_EQ(gr_trim(context, 1), 4 * MIB);
                 then = gr_block_new();
-                gr_block_free(then);
+                gr_block_delete(then);
                 if (i == 0)
                         first = then;
         }
@@ -873,7 +873,7 @@ static void test_structures(void)
         sg_fail(SG_MEM_ALLOC, 1, 1, -EIO);
         GR_CHECK_EQ(sg_alloc(context, 4 * MIB, &ptr), -EIO);
         then = gr_block_new();
-        gr_block_free(then);
+        gr_block_delete(then);
         GR_CHECK(!GR_METADATA_IN_CHUNKS || then == first);
         finish();
 }

@@ -58,7 +58,7 @@ static void finish(void)
 
         for (range = segment.first; range; range = after) {
                 after = range->after;
-                gr_block_free(range);
+                gr_block_delete(range);
         }
         gr_range_forget_kept(split);
         gr_unlock(&split->lock);
