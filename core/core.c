@@ -132,7 +132,7 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
                 if (!context->alive && context->device->ordinal == device)
                         dead = context;
         assert(!dead || !dead->joining);
-        context = dead; /* empty since it was dropped */
+        context = dead; /* empty since it has gone */
         if (dead)
                 gr_fence_reset(dead->fence); /* a late free may have closed an epoch since, or failed to */
         if (!context) {
@@ -256,7 +256,7 @@ void gr_core_context_ending(struct gr_context *context)
         gr_pinned_ending(context);
 }
 
-void gr_core_context_drop(struct gr_context *context)
+void gr_core_context_gone(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 
@@ -264,14 +264,14 @@ void gr_core_context_drop(struct gr_context *context)
         forget_everywhere(context);
         gr_arenas_quiesce(context);
         gr_fence_reset(context->fence);
-        gr_split_drop(context);
-        gr_ledger_drop_context(core->ledger, context, gr_block_uncharge_and_delete);
-        gr_arenas_drop(context);
-        gr_graph_holds_drop(context);
-        gr_blocks_drop(context);
+        gr_split_context_gone(context);
+        gr_ledger_context_gone(core->ledger, context, gr_block_uncharge_and_delete);
+        gr_arenas_context_gone(context);
+        gr_graph_holds_context_gone(context);
+        gr_blocks_context_gone(context);
         gr_arenas_resume(context);
-        gr_spill_drop(context);
-        gr_pinned_drop(context);
+        gr_spill_context_gone(context);
+        gr_pinned_context_gone(context);
         gr_lock(&core->contexts_lock);
         context->alive = false; /* from now on the structure may be used for another context */
         atomic_store(&context->ending, 0);

@@ -82,7 +82,7 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
  * The context is about to be destroyed. Waits for the threads that give back or look at its memory: a call of the
  * driver while the context ends would crash in the driver (docs/measurements.md, context-end). Waits for the context's
  * work too, and takes it out of all fences, so that none asks the driver about it later. The wait also covers what
- * other contexts free until it is destroyed, as long as the program submits nothing more to it. gr_core_context_drop or
+ * other contexts free until it is destroyed, as long as the program submits nothing more to it. gr_core_context_gone or
  * gr_core_context_stays follows.
  */
 void gr_core_context_ending(struct gr_context *context);
@@ -91,7 +91,7 @@ void gr_core_context_ending(struct gr_context *context);
 void gr_core_context_stays(struct gr_context *context);
 
 /* The driver has destroyed the context and its memory: forgets both, without a call of the driver. */
-void gr_core_context_drop(struct gr_context *context);
+void gr_core_context_gone(struct gr_context *context);
 
 /*
  * Called before the driver gets work that waits for others: sets waits_for_others, and returns once no barrier is being

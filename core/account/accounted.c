@@ -124,7 +124,7 @@ void gr_accounted_free_end(struct gr_accounted_ledger *ledger, struct gr_account
         gr_unlock(&ledger->lock);
 }
 
-void gr_accounted_drop_owner(struct gr_accounted_ledger *ledger, void *owner)
+void gr_accounted_owner_gone(struct gr_accounted_ledger *ledger, void *owner)
 {
         struct gr_accounted *entry, *tmp;
 

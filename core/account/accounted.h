@@ -51,6 +51,6 @@ struct gr_accounted *gr_accounted_free_begin(struct gr_accounted_ledger *ledger,
 void gr_accounted_free_end(struct gr_accounted_ledger *ledger, struct gr_accounted *entry, int freed);
 
 /* The driver has destroyed this context: removes and uncharges all that it owned. */
-void gr_accounted_drop_owner(struct gr_accounted_ledger *ledger, void *owner);
+void gr_accounted_owner_gone(struct gr_accounted_ledger *ledger, void *owner);
 
 #endif

@@ -262,7 +262,7 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
         return rc;
 }
 
-uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capacity_bytes)
+uint64_t gr_budget_uncharge_block(struct gr_device *device, uint64_t ptr, size_t capacity_bytes)
 {
         struct gr_slab *slab;
         uint64_t bytes = gr_footprint_bytes(capacity_bytes);
@@ -302,30 +302,30 @@ uint64_t gr_budget_slab_rest_beside(struct gr_device *device, uint64_t cached_by
 }
 
 /*
- * The calling thread's part of returns_done. One counter for all devices is enough: a thread that compares two readings
- * of gr_budget_releases_of_others gives back nothing on another device in between.
+ * The calling thread's part of returns_effective. One counter for all devices is enough: a thread that compares two
+ * readings of gr_budget_returns_of_others gives back nothing on another device in between.
  */
 static _Thread_local __attribute__((tls_model("initial-exec"))) uint64_t own_returns;
 
-void gr_budget_releases_begin(struct gr_device *device)
+void gr_budget_returns_begin(struct gr_device *device)
 {
-        atomic_fetch_add(&device->releases_begun, 1);
+        atomic_fetch_add(&device->returns_begun, 1);
 }
 
-void gr_budget_releases_end(struct gr_device *device, uint64_t bytes)
+void gr_budget_returns_end(struct gr_device *device, uint64_t bytes)
 {
-        /* Before releases_ended: a thread that sees no release in flight must also see what it gave back. */
+        /* Before returns_ended: a thread that sees no return in flight must also see what it gave back. */
         if (bytes > 0) {
                 own_returns++;
-                atomic_fetch_add(&device->returns_done, 1);
+                atomic_fetch_add(&device->returns_effective, 1);
         }
-        assert(gr_budget_releases_in_flight(device));
-        atomic_fetch_add(&device->releases_ended, 1);
+        assert(gr_budget_returns_in_flight(device));
+        atomic_fetch_add(&device->returns_ended, 1);
 }
 
-uint64_t gr_budget_releases_of_others(struct gr_device *device)
+uint64_t gr_budget_returns_of_others(struct gr_device *device)
 {
-        return atomic_load(&device->returns_done) - own_returns;
+        return atomic_load(&device->returns_effective) - own_returns;
 }
 
 void gr_budget_keep(struct gr_device *device, struct gr_cached *cached)

@@ -88,18 +88,18 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
  * Called around giving cached memory back to the driver: begin before the first block leaves its cache, end with the
  * bytes that the driver got. Pairs may be nested.
  */
-void gr_budget_releases_begin(struct gr_device *device);
-void gr_budget_releases_end(struct gr_device *device, uint64_t bytes);
+void gr_budget_returns_begin(struct gr_device *device);
+void gr_budget_returns_end(struct gr_device *device, uint64_t bytes);
 
-/* A number that changes when another thread has given memory back (gr_budget_releases_end with bytes above 0). */
-uint64_t gr_budget_releases_of_others(struct gr_device *device);
+/* A number that changes when another thread has given memory back (gr_budget_returns_end with bytes above 0). */
+uint64_t gr_budget_returns_of_others(struct gr_device *device);
 
 /* Whether a thread is giving back at this moment. */
-static inline bool gr_budget_releases_in_flight(struct gr_device *device)
+static inline bool gr_budget_returns_in_flight(struct gr_device *device)
 {
-        uint64_t ended = atomic_load(&device->releases_ended);
+        uint64_t ended = atomic_load(&device->returns_ended);
 
-        return atomic_load(&device->releases_begun) != ended;
+        return atomic_load(&device->returns_begun) != ended;
 }
 
 /*
@@ -110,22 +110,22 @@ void gr_budget_ask(struct gr_device *device, uint64_t bytes);
 void gr_budget_answered(struct gr_device *device, uint64_t bytes);
 
 /*
- * For a reader that adds figures of the driver to figures of the caches: it calls gr_budget_releases_ended before both
- * and gr_budget_releases_begun after both. If the two are equal no release was in between, and the figures belong
- * together.
+ * For a reader that adds figures of the driver to figures of the caches: it calls gr_budget_returns_ended before both
+ * and gr_budget_returns_begun after both. If the two are equal nothing was given back in between, and the figures
+ * belong together.
  */
-static inline uint64_t gr_budget_releases_ended(struct gr_device *device)
+static inline uint64_t gr_budget_returns_ended(struct gr_device *device)
 {
-        return atomic_load(&device->releases_ended);
+        return atomic_load(&device->returns_ended);
 }
 
-static inline uint64_t gr_budget_releases_begun(struct gr_device *device)
+static inline uint64_t gr_budget_returns_begun(struct gr_device *device)
 {
-        return atomic_load(&device->releases_begun);
+        return atomic_load(&device->returns_begun);
 }
 
 /* The block has gone back to the driver: uncharges it. Returns the bytes that the device got back. */
-uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capacity_bytes);
+uint64_t gr_budget_uncharge_block(struct gr_device *device, uint64_t ptr, size_t capacity_bytes);
 
 /* For memory that is no block of the pool, in bytes as the driver takes them. -EDQUOT: the hard limit. */
 int gr_budget_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes);

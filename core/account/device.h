@@ -59,10 +59,10 @@ struct gr_device {
         const struct gr_group *_Atomic group;
 
         /*
-         * How often a thread began to give memory back to the driver (gr_budget_releases_begin), how often one ended,
+         * How often a thread began to give memory back to the driver (gr_budget_returns_begin), how often one ended,
          * and how often memory really went back. Between begin and end memory is in no cache, but still charged.
          */
-        _Atomic uint64_t releases_begun, releases_ended, returns_done;
+        _Atomic uint64_t returns_begun, returns_ended, returns_effective;
 
         /* One climb at a time: else a climber could take the memory that another one has just got back for itself. */
         struct gr_lock ladder_lock;

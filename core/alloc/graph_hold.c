@@ -281,7 +281,7 @@ struct gr_block *gr_graph_holds_unpark(struct gr_core *core, struct gr_context *
         return all;
 }
 
-void gr_graph_holds_drop(struct gr_context *context)
+void gr_graph_holds_context_gone(struct gr_context *context)
 {
         struct gr_core *core = context->core;
         struct gr_block *gone = NULL, *block, *next;

@@ -76,7 +76,7 @@ bool gr_graph_holds_begin(struct gr_core *core);
 struct gr_block *gr_graph_holds_unpark(struct gr_core *core, struct gr_context *context);
 
 /* The context has gone: frees the structures of its parked blocks. */
-void gr_graph_holds_drop(struct gr_context *context);
+void gr_graph_holds_context_gone(struct gr_context *context);
 
 /* Frees the structures. */
 void gr_graph_holds_destroy(struct gr_core *core);

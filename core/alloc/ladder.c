@@ -164,7 +164,7 @@ static int from_larger(struct climb *climb, enum gr_rung rung, struct gr_block *
 
 /*
  * After a failed try: memory that other threads are returning to the driver is in no cache, and not free on the device
- * either. Waits until those returns have ended and tries again after each. ended: what gr_budget_releases_of_others was
+ * either. Waits until those returns have ended and tries again after each. ended: what gr_budget_returns_of_others was
  * after the last look into the caches and before the try.
  */
 static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **ret_block)
@@ -175,9 +175,9 @@ static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **
         int rc = climb->error;
 
         while (out_of_memory(rc) && driver->now_ns() < deadline_ns) {
-                bool going_on = gr_budget_releases_in_flight(device);
+                bool going_on = gr_budget_returns_in_flight(device);
 
-                now = gr_budget_releases_of_others(device);
+                now = gr_budget_returns_of_others(device);
                 if (now == ended && !going_on)
                         break;
                 if (now == ended) {
@@ -226,7 +226,7 @@ GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_rung rung, stru
                 climb->given_bytes[rung] += back;
                 if (rung == GR_RUNG_DROP && back > 0) /* what was freed is cached now, and TRIM and SYNC are over */
                         gr_rung_run(climb->context, GR_RUNG_SYNC, missing_bytes(climb));
-                ended = gr_budget_releases_of_others(climb->context->device);
+                ended = gr_budget_returns_of_others(climb->context->device);
                 rc = try_again(climb, ret_block);
         } while (out_of_memory(rc) && (back > 0 || (overtaken && is_worth_waiting(climb, begin_ns))) && --tries > 0);
         if (!alone && out_of_memory(rc))

@@ -276,7 +276,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
         if (there)
                 gr_count(core, GR_COUNTER_driver_frees, 1);
         if (there && order->give_back)
-                gr_block_leave(block);
+                gr_block_keep_charged(block);
         else
                 gr_block_uncharge_and_delete(block);
         return 0;
@@ -449,7 +449,7 @@ void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
 }
 
 /* For blocks whose last graph has gone, so that no work uses them. */
-static int release(void *arg, uint64_t ptr)
+static int give_back_unused(void *arg, uint64_t ptr)
 {
         struct gr_context *context = arg;
         const struct gr_driver *driver = context->core->driver;
@@ -464,7 +464,7 @@ static int release(void *arg, uint64_t ptr)
  */
 static struct order collected(struct gr_context *context)
 {
-        return (struct order){.give_back = release, .arg = context, .collected = true};
+        return (struct order){.give_back = give_back_unused, .arg = context, .collected = true};
 }
 
 /*

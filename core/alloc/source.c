@@ -120,7 +120,7 @@ int gr_source_fresh_plain(const struct gr_source_request *request, struct gr_blo
         if (stale)
                 gr_block_uncharge_and_delete(stale);
         if (rc) {
-                gr_budget_release(device, ptr, capacity);
+                gr_budget_uncharge_block(device, ptr, capacity);
                 goto give_back;
         }
         gr_budget_update_peak(device);

@@ -679,7 +679,7 @@ void gr_arenas_resume(struct gr_context *context)
         (void)before;
 }
 
-static void drop(struct gr_arena *arena)
+static void forget_blocks(struct gr_arena *arena)
 {
         struct gr_device *device = arena->context->device;
 
@@ -695,7 +695,7 @@ static void drop(struct gr_arena *arena)
                         assert(!gr_block_is_live(block));
                         count--;
                         gr_cached_add(&arena->cached, -(int64_t)gr_footprint_bytes(block->capacity_bytes));
-                        gr_budget_release(device, block->ptr, block->capacity_bytes);
+                        gr_budget_uncharge_block(device, block->ptr, block->capacity_bytes);
                         gr_block_delete(block);
                 }
                 assert(count == 0);
@@ -707,7 +707,7 @@ static void drop(struct gr_arena *arena)
         }
         /* The keeper counts the blocks in its bins, and these are empty */
         assert(atomic_load(&arena->cached.bytes) == 0);
-        assert(gr_fastbins_bytes(&arena->fastbins) == 0); /* their segments were dropped before */
+        assert(gr_fastbins_bytes(&arena->fastbins) == 0); /* their segments have gone before */
         gr_budget_pass_grant(device, &arena->cached, NULL, UINT64_MAX);
         gr_arena_unlock(arena);
 }
@@ -733,11 +733,11 @@ void gr_arenas_returned(struct gr_context *context, uint64_t bytes)
         gr_budget_add(&context->device->preallocated_bytes, -gr_min(counted, bytes));
 }
 
-void gr_arenas_drop(struct gr_context *context)
+void gr_arenas_context_gone(struct gr_context *context)
 {
         assert(atomic_load(&context->arenas_quiesced) > 0);
         for (unsigned i = 0; i < GR_SHARDS; i++)
                 if (gr_arena_at(context, i))
-                        drop(gr_arena_at(context, i));
+                        forget_blocks(gr_arena_at(context, i));
         gr_arenas_returned(context, UINT64_MAX);
 }

@@ -241,6 +241,6 @@ bool gr_arenas_class_empty(struct gr_context *context, unsigned class);
 void gr_arenas_returned(struct gr_context *context, uint64_t bytes);
 
 /* The context is gone: uncharges and frees the blocks in the bins, whose memory went with it. Arenas quiesced. */
-void gr_arenas_drop(struct gr_context *context);
+void gr_arenas_context_gone(struct gr_context *context);
 
 #endif

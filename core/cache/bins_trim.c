@@ -14,9 +14,9 @@
 #include "context/context.h"
 #include "fence/fence.h"
 
-#define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is busy for 0.3 ms with so much */
-#define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* for decay, which has time: the driver is busy for 0.1 ms */
-#define PASSED_MOST         32 /* most blocks of other sizes that are skipped in a bin, as its lock is held */
+#define RETURN_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is busy for 0.3 ms with so much */
+#define IDLE_BATCH_BYTES   (UINT64_C(64) << 20)  /* for decay, which has time: the driver is busy for 0.1 ms */
+#define PASSED_MOST        32 /* most blocks of other sizes that are skipped in a bin, as its lock is held */
 
 /*
  * Takes idle blocks of at_least bytes of footprint out of the bins of class, oldest first, until the sum reaches
@@ -41,7 +41,7 @@ static size_t take_idle(struct gr_context *context, unsigned class, uint64_t at_
                 DL_FOREACH_SAFE (arena->bins[class].blocks, block, tmp) {
                         uint64_t footprint = gr_footprint_bytes(block->capacity_bytes);
 
-                        if (count == room || bytes >= want_bytes || bytes >= RELEASE_BATCH_BYTES)
+                        if (count == room || bytes >= want_bytes || bytes >= RETURN_BATCH_BYTES)
                                 break;
                         if (!gr_fence_idle(context->fence, block->freed_epoch)) {
                                 if (class < GR_CLASS_EXACT)
@@ -89,14 +89,14 @@ uint64_t gr_bins_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, con
                 }
                 /* What the driver refuses to take back stays charged: it still holds the memory. */
                 if (back)
-                        bytes += gr_budget_release(context->device, ptrs[i], sizes[i]);
+                        bytes += gr_budget_uncharge_block(context->device, ptrs[i], sizes[i]);
         }
         gr_count(core, GR_COUNTER_released_bytes, bytes);
         return bytes;
 }
 
 /* Returns blocks that are in no bin to the driver, and frees them. Returns the bytes that the device got back. */
-static uint64_t release(struct gr_context *context, struct gr_block **blocks, size_t count)
+static uint64_t return_blocks(struct gr_context *context, struct gr_block **blocks, size_t count)
 {
         uint64_t ptrs[GR_TRIM_BATCH] = {0}, sizes[GR_TRIM_BATCH] = {0}, bytes, cached = 0;
         size_t left = 0;
@@ -111,7 +111,7 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
                         sizes[left] = block->capacity_bytes;
                         blocks[left++] = block;
                 } else { /* its context has ended, and the memory with it */
-                        gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                        gr_budget_uncharge_block(context->device, block->ptr, block->capacity_bytes);
                         gr_block_delete(block);
                 }
         }
@@ -130,7 +130,7 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes, unsigned 
         assert(least <= GR_CLASS_COUNT);
         if (want_bytes == 0)
                 return 0;
-        gr_budget_releases_begin(context->device);
+        gr_budget_returns_begin(context->device);
         back = gr_blocks_collect(context);
         if (back < want_bytes && want_bytes <= GR_BLOCK_MAX_BYTES / 2) {
                 /* One block that suffices, unless it is far too large. */
@@ -138,7 +138,7 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes, unsigned 
 
                 for (unsigned class = gr_class_of(want_bytes); class <= last; class ++)
                         if (take_idle(context, class, want_bytes, 1, UINT64_MAX, blocks, 1) > 0) {
-                                back += release(context, blocks, 1);
+                                back += return_blocks(context, blocks, 1);
                                 break;
                         }
         }
@@ -147,12 +147,12 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes, unsigned 
 
                 do {
                         count = take_idle(context, class, 0, want_bytes - back, UINT64_MAX, blocks, GR_TRIM_BATCH);
-                        back += release(context, blocks, count);
+                        back += return_blocks(context, blocks, count);
                 } while (count > 0 && back < want_bytes);
         }
         if (back > 0)
                 gr_arenas_returned(context, UINT64_MAX); /* they are returned now or soon */
-        gr_budget_releases_end(context->device, back);
+        gr_budget_returns_end(context->device, back);
         return back;
 }
 
@@ -162,16 +162,16 @@ uint64_t gr_bins_trim_class(struct gr_context *context, unsigned class, uint64_t
         uint64_t bytes = 0;
         size_t count;
 
-        gr_budget_releases_begin(context->device);
+        gr_budget_returns_begin(context->device);
         count = take_idle(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES, most_bytes,
                           blocks, GR_TRIM_BATCH);
         for (size_t i = 0; i < count; i++)
                 bytes += gr_footprint_bytes(blocks[i]->capacity_bytes);
         if (count > 0) {
-                release(context, blocks, count);
+                return_blocks(context, blocks, count);
                 gr_arenas_returned(context, bytes);
         }
-        gr_budget_releases_end(context->device, bytes);
+        gr_budget_returns_end(context->device, bytes);
         return bytes;
 }
 

@@ -68,7 +68,7 @@ void gr_block_uncharge(struct gr_block *block)
         else if (block->flags & GR_BLOCK_SPILLED)
                 gr_budget_add(&block->context->device->spilled_bytes, -block->capacity_bytes);
         else
-                gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
+                gr_budget_uncharge_block(block->context->device, block->ptr, block->capacity_bytes);
 }
 
 void gr_block_uncharge_and_delete(struct gr_block *block)
@@ -93,13 +93,13 @@ uint64_t gr_blocks_collect(struct gr_context *context)
         while ((block = left)) {
                 DL_DELETE(left, block);
                 gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
-                bytes += gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                bytes += gr_budget_uncharge_block(context->device, block->ptr, block->capacity_bytes);
                 gr_block_delete(block);
         }
         return bytes;
 }
 
-void gr_block_leave(struct gr_block *block)
+void gr_block_keep_charged(struct gr_block *block)
 {
         struct gr_context *context = block->context;
 
@@ -107,7 +107,7 @@ void gr_block_leave(struct gr_block *block)
         assert(!gr_block_is_live(block));
         assert(!(block->flags & (GR_BLOCK_SPLIT | GR_BLOCK_HOST | GR_BLOCK_SPILLED))); /* an allocation of the driver */
         if (!gr_budget_limited(context->device)) {
-                gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                gr_budget_uncharge_block(context->device, block->ptr, block->capacity_bytes);
                 gr_block_delete(block);
                 return;
         }
@@ -123,7 +123,7 @@ void gr_block_leave(struct gr_block *block)
         gr_blocks_collect(context);
 }
 
-void gr_blocks_drop(struct gr_context *context)
+void gr_blocks_context_gone(struct gr_context *context)
 {
         struct gr_block *block;
 
@@ -131,7 +131,7 @@ void gr_blocks_drop(struct gr_context *context)
         while ((block = context->freed_in_order)) {
                 DL_DELETE(context->freed_in_order, block);
                 gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
-                gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                gr_budget_uncharge_block(context->device, block->ptr, block->capacity_bytes);
                 gr_block_delete(block);
         }
         gr_arena_unlock(context->first_arena);

@@ -46,7 +46,7 @@ void gr_block_uncharge_and_delete(struct gr_block *block);
  * block was freed in the order of a stream, and is out of the ledger: keeps it charged, as cached, until its epoch is
  * idle. Without a limit it is uncharged at once, as then no request depends on the charge. No lock is held.
  */
-void gr_block_leave(struct gr_block *block);
+void gr_block_keep_charged(struct gr_block *block);
 
 /*
  * Uncharges what was freed in the order of a stream, as far as the streams have come to those frees. Returns the bytes
@@ -54,7 +54,7 @@ void gr_block_leave(struct gr_block *block);
  */
 uint64_t gr_blocks_collect(struct gr_context *context);
 
-/* The context has gone: uncharges all that gr_block_leave has kept charged. */
-void gr_blocks_drop(struct gr_context *context);
+/* The context has gone: uncharges all that gr_block_keep_charged has kept charged. */
+void gr_blocks_context_gone(struct gr_context *context);
 
 #endif

@@ -355,8 +355,7 @@ int gr_ledger_set_sync(struct gr_ledger *ledger, uint64_t ptr, bool sync)
         return set_flag(ledger, ptr, GR_BLOCK_SYNC, sync);
 }
 
-void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context,
-                            void (*dropped)(struct gr_block *block))
+void gr_ledger_context_gone(struct gr_ledger *ledger, struct gr_context *context, void (*gone)(struct gr_block *block))
 {
         for (size_t i = 0; i < GR_LEDGER_SHARDS; i++) {
                 struct gr_ledger_shard *shard = &ledger->shards[i];
@@ -381,7 +380,7 @@ void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context
                 gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
                 for (; live; live = tmp) {
                         tmp = live->next;
-                        dropped(live);
+                        gone(live);
                 }
         }
 }

@@ -244,10 +244,9 @@ int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr);
 int gr_ledger_set_sync(struct gr_ledger *ledger, uint64_t ptr, bool sync);
 
 /*
- * Takes all blocks of context out and makes them GONE. Calls dropped for each that was LIVE, without a lock held; it
+ * Takes all blocks of context out and makes them GONE. Calls gone for each that was LIVE, without a lock held; it
  * owns the block. CACHED ones stay in their bins. The context's arenas are quiesced.
  */
-void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context,
-                            void (*dropped)(struct gr_block *block));
+void gr_ledger_context_gone(struct gr_ledger *ledger, struct gr_context *context, void (*gone)(struct gr_block *block));
 
 #endif

@@ -2,7 +2,7 @@
  * What a context is, and the list of all contexts of the process. The parts of core/ have structures of their own. This
  * file knows them as pointers only, in the context or in the core; core.c makes them.
  *
- * Contexts are added when first seen and dropped when the program destroys them; their structures stay valid for the
+ * Contexts are added when first seen and removed when the program destroys them; their structures stay valid for the
  * life of the core, so that a thread that still uses one reads valid memory.
  */
 #ifndef GR_CONTEXT_H

@@ -460,7 +460,7 @@ void gr_pinned_ending(struct gr_context *context)
 }
 
 /* Uncharges and frees the blocks of context in list. Lock held. */
-static void drop_of(struct gr_core *core, struct gr_block *list, struct gr_context *context)
+static void forget_of(struct gr_core *core, struct gr_block *list, struct gr_context *context)
 {
         struct gr_block *block, *tmp;
 
@@ -474,7 +474,7 @@ static void drop_of(struct gr_core *core, struct gr_block *list, struct gr_conte
         }
 }
 
-void gr_pinned_drop(struct gr_context *context)
+void gr_pinned_context_gone(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 
@@ -482,8 +482,8 @@ void gr_pinned_drop(struct gr_context *context)
         gr_lock(&core->pinned->lock);
         EACH_BIN(core, bin)
         {
-                drop_of(core, bin->usable, context);
-                drop_of(core, bin->waiting, context);
+                forget_of(core, bin->usable, context);
+                forget_of(core, bin->waiting, context);
         }
         gr_unlock(&core->pinned->lock);
 }

@@ -95,6 +95,6 @@ void gr_pinned_join(struct gr_context *context);
 void gr_pinned_ending(struct gr_context *context);
 
 /* The context has been destroyed, and its memory with it: frees the structures, and waits for its work no longer. */
-void gr_pinned_drop(struct gr_context *context);
+void gr_pinned_context_gone(struct gr_context *context);
 
 #endif

@@ -139,7 +139,7 @@ bool gr_spill_collect(struct gr_context *context)
         }
 }
 
-void gr_spill_drop(struct gr_context *context)
+void gr_spill_context_gone(struct gr_context *context)
 {
         struct gr_spilled *spilled = context->spilled;
         struct gr_block *block, *tmp;

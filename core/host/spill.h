@@ -41,6 +41,6 @@ void gr_spill_free(struct gr_block *block);
 bool gr_spill_collect(struct gr_context *context);
 
 /* The context's memory is gone: uncharges and frees the freed blocks, which have left the ledger. */
-void gr_spill_drop(struct gr_context *context);
+void gr_spill_context_gone(struct gr_context *context);
 
 #endif

@@ -84,8 +84,8 @@ int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *recla
 
 /*
  * Calls all reclaimables for want_bytes of device: rung PURGE their purge, rung DROP their drop. If another thread is
- * running one already, that run is waited for instead. patience_ns > 0 shortens the deadlines; a reclaimable that misses
- * such a deadline has not failed. Does nothing inside a reclaimable. No lock of core/ is held.
+ * running one already, that run is waited for instead. patience_ns > 0 shortens the deadlines; a reclaimable that
+ * misses such a deadline has not failed. Does nothing inside a reclaimable. No lock of core/ is held.
  */
 void gr_reclaimables_run(struct gr_core *core, enum gr_rung rung, int device, uint64_t want_bytes,
                          uint64_t patience_ns);

@@ -20,11 +20,11 @@ uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
 
         if (back >= want_bytes)
                 return back;
-        gr_budget_releases_begin(context->device);
+        gr_budget_returns_begin(context->device);
         want_bytes = gr_split_trim(context, want_bytes - back);
         if (want_bytes > 0)
                 gr_arenas_returned(context, UINT64_MAX);
-        gr_budget_releases_end(context->device, want_bytes);
+        gr_budget_returns_end(context->device, want_bytes);
         return back + want_bytes;
 }
 

@@ -131,7 +131,7 @@ void gr_expandable_close(struct gr_context *context, struct gr_segment *segment)
                         continue;
                 /* What the driver refuses to take back stays charged: it still holds the memory. */
                 if (gr_extent_unmap(core, NULL, segment, extent))
-                        gr_budget_release(context->device, at, bytes);
+                        gr_budget_uncharge_block(context->device, at, bytes);
                 else
                         empty = false;
                 at += bytes - GR_PAGE_BYTES;
@@ -210,7 +210,7 @@ static uint64_t unmap(struct gr_context *context, struct gr_range *range, bool f
                                 gr_budget_add(&context->device->stranded_bytes, -stranded);
                                 gr_budget_uncache(context->device, cached);
                                 gr_budget_add(&context->device->graph_bytes, -parked);
-                                gr_budget_release(context->device, begin, size);
+                                gr_budget_uncharge_block(context->device, begin, size);
                                 gone += size;
                                 count++;
                         }
@@ -452,12 +452,12 @@ uint64_t gr_expandable_collect(struct gr_context *context)
         gr_unlock(&split->lock);
         if (!idle)
                 return 0;
-        gr_budget_releases_begin(context->device);
+        gr_budget_returns_begin(context->device);
         for (int kind = 0; kind < GR_EXPANDABLE_KINDS; kind++)
                 if (segments[kind])
                         gone += return_stuck(context, segments[kind], segments[kind]->ptr,
                                              segments[kind]->ptr + segments[kind]->bytes);
-        gr_budget_releases_end(context->device, gone);
+        gr_budget_returns_end(context->device, gone);
         end_busy(split);
         return gone;
 }

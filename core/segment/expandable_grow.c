@@ -363,7 +363,7 @@ static int map_all_holes(struct gr_context *context, struct gr_range *range, uin
                 return -EDQUOT;
         if (was_refused(context, lack_bytes))
                 return -ENOMEM;
-        gr_budget_releases_begin(context->device); /* other threads must know that some of this may go back */
+        gr_budget_returns_begin(context->device); /* other threads must know that some of this may go back */
         rc = map_holes(context, range, GR_PAGE_BYTES, ret_bytes);
         if (rc) {
                 gr_lock(&split->lock);
@@ -373,7 +373,7 @@ static int map_all_holes(struct gr_context *context, struct gr_range *range, uin
                 gone = gr_expandable_unmap_fresh(context, range);
                 *ret_bytes -= gone;
         }
-        gr_budget_releases_end(context->device, gone);
+        gr_budget_returns_end(context->device, gone);
         if (rc == -ENOMEM)
                 note_refused(context, lack_bytes);
         return rc;

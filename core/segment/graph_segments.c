@@ -198,7 +198,7 @@ void gr_graph_segments_end_use(struct gr_context *context)
         gr_unlock(&context->split->lock);
 }
 
-void gr_graph_segments_drop(struct gr_context *context)
+void gr_graph_segments_context_gone(struct gr_context *context)
 {
         gr_assert_locked(&context->split->lock);
         recount_all(context, TO_NOBODY);

@@ -41,7 +41,7 @@ int gr_graph_segments_grow(struct gr_context *context, size_t bytes, struct gr_b
 void gr_graph_segments_end_use(struct gr_context *context);
 
 /* The context has gone, and its graphs with it: ends their use. The split's lock is held; no range is busy. */
-void gr_graph_segments_drop(struct gr_context *context);
+void gr_graph_segments_context_gone(struct gr_context *context);
 
 /*
  * The next three are for ranges that the program has freed and the caller keeps (parked ones, alloc/graph_hold.h). The

@@ -205,7 +205,7 @@ GR_HOT_CODE bool gr_segments_list(struct gr_context *context, struct gr_block *b
         if (gr_block_add(context->core, block, &stale))
                 return false;
         if (stale && !(stale->flags & GR_BLOCK_SPLIT)) {
-                gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
+                gr_budget_uncharge_block(stale->context->device, stale->ptr, stale->capacity_bytes);
                 gr_block_delete(stale);
         }
         return true;
@@ -336,7 +336,7 @@ fail:
         return rc;
 }
 
-uint64_t gr_segments_release(struct gr_context *context, struct gr_segment **segments, size_t count)
+uint64_t gr_segments_return(struct gr_context *context, struct gr_segment **segments, size_t count)
 {
         uint64_t ptrs[GR_TRIM_BATCH] = {0}, sizes[GR_TRIM_BATCH] = {0}, bytes;
 

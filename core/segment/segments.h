@@ -35,7 +35,7 @@ void gr_segments_remove(struct gr_context *context, size_t index);
 int gr_segment_take(struct gr_context *context, size_t bytes, struct gr_segment **ret_segment);
 
 /* Returns count segments that are in no list to the driver. Returns the bytes. Calls the driver; lock not held. */
-uint64_t gr_segments_release(struct gr_context *context, struct gr_segment **segments, size_t count);
+uint64_t gr_segments_return(struct gr_context *context, struct gr_segment **segments, size_t count);
 
 /* Frees the structures of a segment in no list, except those of used ranges, which the ledger owns. Lock not held. */
 void gr_segment_destroy(struct gr_segment *segment);

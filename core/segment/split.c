@@ -70,7 +70,7 @@ void gr_split_destroy(struct gr_context *context)
 }
 
 /* Frees the ranges of a segment whose context has gone; used ones leave the ledger. */
-static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
+static void forget_ranges(struct gr_context *context, struct gr_segment *segment)
 {
         struct gr_range *range, *after;
         uint64_t end = segment->ptr;
@@ -100,7 +100,7 @@ static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
         (void)end;
 }
 
-void gr_split_drop(struct gr_context *context)
+void gr_split_context_gone(struct gr_context *context)
 {
         struct gr_split *split = context->split;
         struct gr_device *device = context->device;
@@ -113,15 +113,15 @@ void gr_split_drop(struct gr_context *context)
                 gr_lock(&split->lock);
         }
         gr_segments_merge_fastbins(context);
-        gr_graph_segments_drop(context);
+        gr_graph_segments_context_gone(context);
         for (size_t i = 0; i < split->segment_count; i++) {
                 struct gr_segment *segment = split->segments[i];
 
-                ranges_drop(context, segment);
+                forget_ranges(context, segment);
                 if (segment->pages)
                         continue;
                 gr_budget_add(&device->stranded_bytes, -gr_segment_stranded(segment));
-                gr_budget_release(device, segment->ptr, segment->bytes);
+                gr_budget_uncharge_block(device, segment->ptr, segment->bytes);
                 gr_metadata_free(segment, sizeof(*segment));
         }
         memcpy(expandable, split->expandable, sizeof(expandable));
@@ -373,7 +373,7 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         if (!gr_segments_add(split, segment)) {
                 gr_unlock(&split->lock);
                 gr_budget_uncache(context->device, segment->bytes);
-                gr_segments_release(context, &segment, 1);
+                gr_segments_return(context, &segment, 1);
                 return -ENOMEM;
         }
         gr_split_surplus(split, (int64_t)segment->bytes);
@@ -433,7 +433,7 @@ static int free_segment(struct gr_context *context, struct gr_segment *segment)
 
         if (rc == 0) {
                 gr_count(context->core, GR_COUNTER_driver_frees, 1);
-                gr_budget_release(context->device, segment->ptr, segment->bytes);
+                gr_budget_uncharge_block(context->device, segment->ptr, segment->bytes);
         }
         gr_segment_destroy(segment);
         return rc;

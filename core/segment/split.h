@@ -78,7 +78,7 @@ void gr_split_begin(struct gr_context *context);
 void gr_split_destroy(struct gr_context *context);
 
 /* The context has been destroyed with its memory: forgets all segments; used ranges leave the ledger. */
-void gr_split_drop(struct gr_context *context);
+void gr_split_context_gone(struct gr_context *context);
 
 /*
  * From which segments that are no expandable ones a request is served; expandable ones have no size of their own. The

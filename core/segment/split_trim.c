@@ -62,7 +62,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
         uint64_t back;
 
         gr_lock_rank_assert_free_from(GR_RANK_SPLIT);
-        gr_budget_releases_begin(context->device);
+        gr_budget_returns_begin(context->device);
         gr_lock(&context->split->lock);
         gr_segments_merge_fastbins(context);
         gr_unlock(&context->split->lock);
@@ -75,9 +75,9 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
                 count = take_idle(context, want_bytes - back, segments, GR_TRIM_BATCH);
                 gr_unlock(&context->split->lock);
                 if (count > 0)
-                        back += gr_segments_release(context, segments, count);
+                        back += gr_segments_return(context, segments, count);
         }
-        gr_budget_releases_end(context->device, back);
+        gr_budget_returns_end(context->device, back);
         return back;
 }
 
@@ -88,7 +88,7 @@ uint64_t gr_split_trim_most(struct gr_context *context, uint64_t most_bytes)
         struct gr_segment *segment = NULL;
         uint64_t gone;
 
-        gr_budget_releases_begin(context->device);
+        gr_budget_returns_begin(context->device);
         gr_expandable_collect(context); /* not part of the result: what this returns was not cached any more */
         gone = gr_expandable_trim(context, batch_bytes, most_bytes);
         gr_lock(&split->lock); /* ranges whose epoch is usable have just left the queue */
@@ -101,8 +101,8 @@ uint64_t gr_split_trim_most(struct gr_context *context, uint64_t most_bytes)
         }
         gr_unlock(&split->lock);
         if (segment)
-                gr_segments_release(context, &segment, 1);
-        gr_budget_releases_end(context->device, gone);
+                gr_segments_return(context, &segment, 1);
+        gr_budget_returns_end(context->device, gone);
         return gone;
 }
 

@@ -223,7 +223,7 @@ static CUstream release_stream(void *context)
         return stream;
 }
 
-void gr_operations_drop_context(CUcontext context)
+void gr_operations_context_gone(CUcontext context)
 {
         struct release_stream *entry;
 

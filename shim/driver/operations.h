@@ -56,7 +56,7 @@ struct gr_operations_callbacks {
 void gr_operations_init(const struct gr_operations_callbacks *callbacks);
 
 /* The context has gone: forgets this library's stream in it. */
-void gr_operations_drop_context(CUcontext context);
+void gr_operations_context_gone(CUcontext context);
 
 /* The driver's result as 0 or -errno for core/, and back. */
 int gr_errno_of(CUresult result);

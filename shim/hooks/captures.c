@@ -100,7 +100,7 @@ const void *gr_capture_own_stream(void)
         return &per_thread_stream;
 }
 
-void gr_captures_drop_context(CUcontext context)
+void gr_captures_context_gone(CUcontext context)
 {
         if (gr_captures_are_open())
                 gr_capture_over(0, context);

@@ -69,7 +69,7 @@ bool gr_captures_have_objects(void);
 void gr_capture_over(uint64_t number, CUcontext context);
 
 /* The context has gone, and with it the captures on its streams. */
-void gr_captures_drop_context(CUcontext context);
+void gr_captures_context_gone(CUcontext context);
 
 /*
  * Makes room for one more capture on the list. The gate's exclusive side is held, so no other thread takes the room.

@@ -85,7 +85,7 @@ GR_HELD(lock) static CUcontext owner_of(CUcontext handle, CUdevice dev)
                 owner = NULL;
         gr_driver.mem_release(handle, &(uint64_t){probe}, 1, &(size_t){0});
         if (owner != handle)
-                gr_operations_drop_context(handle); /* its stream is not needed again */
+                gr_operations_context_gone(handle); /* its stream is not needed again */
         return owner;
 }
 
@@ -245,10 +245,10 @@ static void ended(CUcontext handle)
 
         gr_lock_rank_assert_free_from(GR_RANK_LADDER); /* waits for visitors, which may take any lock from there on */
         atomic_fetch_add(&gr_contexts_version, 1);
-        gr_captures_drop_context(handle);
-        gr_operations_drop_context(handle);
-        gr_segment_import_drop_context(handle);
-        gr_accounted_drop_owner(gr_core.accounted, handle);
+        gr_captures_context_gone(handle);
+        gr_operations_context_gone(handle);
+        gr_segment_import_context_gone(handle);
+        gr_accounted_owner_gone(gr_core.accounted, handle);
         gr_lock(&lock);
         for (unsigned i = 0; i < alias_count;)
                 if (aliases[i].handle == handle || aliases[i].owner == handle)
@@ -261,7 +261,7 @@ static void ended(CUcontext handle)
         gr_unlock(&lock);
         if (context) {
                 gr_overhead_context_ended(context->device);
-                gr_core_context_drop(context);
+                gr_core_context_gone(context);
         }
 }
 

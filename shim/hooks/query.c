@@ -107,7 +107,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_byt
                 context = gr_context_current();
         /* Memory that is going back counts as cached until that is done: it would be counted twice, so try again. */
         for (unsigned tries = 0;; tries++) {
-                uint64_t ended = context ? gr_budget_releases_ended(context->device) : 0;
+                uint64_t ended = context ? gr_budget_returns_ended(context->device) : 0;
                 CUresult result;
 
                 if (context)
@@ -117,7 +117,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_byt
                 if (result != CUDA_SUCCESS || !context)
                         return result;
                 share(context, free_bytes, total_bytes);
-                if (gr_budget_releases_begun(context->device) != ended && tries < INFO_TRIES) {
+                if (gr_budget_returns_begun(context->device) != ended && tries < INFO_TRIES) {
                         gr_driver.sleep_ns(INFO_PAUSE_NS);
                         continue;
                 }

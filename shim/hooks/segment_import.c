@@ -412,7 +412,7 @@ int gr_segment_import_close(CUdeviceptr base, CUresult *ret_result)
         return opening ? 0 : -ENOENT;
 }
 
-void gr_segment_import_drop_context(CUcontext context)
+void gr_segment_import_context_gone(CUcontext context)
 {
         struct opening *opening, *tmp, *ended = NULL;
         GR_NO_CANCEL;

@@ -47,6 +47,6 @@ int gr_segment_import_find(CUdeviceptr ptr, struct gr_segment_import *ret_import
 int gr_segment_import_close(CUdeviceptr base, CUresult *ret_result);
 
 /* The context has gone: unmaps what was open in it. */
-void gr_segment_import_drop_context(CUcontext context);
+void gr_segment_import_context_gone(CUcontext context);
 
 #endif

@@ -83,7 +83,7 @@ GR_HELD(gr_mappings) static bool enter_table(struct memory *memory)
 }
 
 /* Lock held. */
-GR_HELD(gr_mappings) static void drop_if_unused(struct memory *memory)
+GR_HELD(gr_mappings) static void forget_if_unused(struct memory *memory)
 {
         gr_assert_locked(&gr_mappings);
         if (memory->refs > 0 || memory->maps > 0)
@@ -91,7 +91,7 @@ GR_HELD(gr_mappings) static void drop_if_unused(struct memory *memory)
         if (memory->of) {
                 assert(memory->of->maps > 0 && !memory->of->of);
                 memory->of->maps--;
-                drop_if_unused(memory->of); /* that entry has no `of` itself, so this recursion is one level deep */
+                forget_if_unused(memory->of); /* that entry has no `of` itself, so this recursion is one level deep */
         } else {
                 gr_budget_uncharge(memory->device, memory->kind, memory->bytes);
         }
@@ -179,7 +179,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         if (stale) {
                 HASH_DEL(memories, stale);
                 stale->refs = 0;
-                drop_if_unused(stale);
+                forget_if_unused(stale);
         }
         if (enter_table(memory)) {
                 *handle = request.handle;
@@ -209,7 +209,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
                 assert(memory->refs > 0); /* as it is in the table */
                 if (--memory->refs == 0)
                         HASH_DEL(memories, memory);
-                drop_if_unused(memory);
+                forget_if_unused(memory);
         }
         gr_unlock(&gr_mappings);
         return result;
@@ -222,7 +222,7 @@ GR_HELD(gr_mappings) static void unmapped(struct mapping *mapping)
         assert(mapping->memory->maps > 0);
         HASH_DEL(mappings, mapping);
         mapping->memory->maps--;
-        drop_if_unused(mapping->memory);
+        forget_if_unused(mapping->memory);
         free(mapping);
 }
 

@@ -106,7 +106,7 @@ static void test_imported(void)
         GR_CHECK_EQ(free_bytes, 12 * MIB);
         gr_accounted_free_end(core.accounted, gr_accounted_free_begin(core.accounted, GR_MEMORY_IMPORTED, 5), 1);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_IMPORTED), 64 * MIB);
-        gr_accounted_drop_owner(core.accounted, &owner);
+        gr_accounted_owner_gone(core.accounted, &owner);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_IMPORTED), 0);
         GR_CHECK_EQ(atomic_load(&device->reserved_bytes), 20 * MIB);
         gr_budget_uncharge(device, GR_MEMORY_MAPPED, 20 * MIB);
@@ -190,7 +190,7 @@ static void test_ledger(void)
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 4 * MIB);
         entry = gr_accounted_free_begin(core.accounted, GR_MEMORY_MAPPED, 78);
         GR_CHECK(entry != NULL);
-        gr_accounted_drop_owner(core.accounted, &owner);
+        gr_accounted_owner_gone(core.accounted, &owner);
         gr_accounted_free_end(core.accounted, entry, 0);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 0);
 
@@ -198,8 +198,8 @@ static void test_ledger(void)
         gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 80, &owner, 4 * MIB);
         GR_CHECK_EQ(charge(2 * MIB), 0);
         gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 79, NULL, 2 * MIB);
-        gr_accounted_drop_owner(core.accounted, &owner);
-        gr_accounted_drop_owner(core.accounted, NULL); /* no context: owns nothing */
+        gr_accounted_owner_gone(core.accounted, &owner);
+        gr_accounted_owner_gone(core.accounted, NULL); /* no context: owns nothing */
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 2 * MIB);
         finish(2 * MIB);
 }
@@ -232,7 +232,7 @@ static void test_nothing_is_lost(void)
                 add(1);
                 add(1);
                 add(2);
-                gr_accounted_drop_owner(core.accounted, &core);
+                gr_accounted_owner_gone(core.accounted, &core);
                 gr_accounted_free_end(core.accounted, NULL, i % 2);
                 if (i == 0)
                         before = reserved_bytes();
@@ -299,7 +299,7 @@ static void *take_one(void *arg)
 static void *drop_all(void *arg)
 {
         (void)arg;
-        gr_accounted_drop_owner(core.accounted, &owner_of_all);
+        gr_accounted_owner_gone(core.accounted, &owner_of_all);
         atomic_fetch_add(&done, 1);
         return NULL;
 }

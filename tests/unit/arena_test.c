@@ -557,7 +557,7 @@ static void test_end_of_context(void)
         handle = context->handle;
         gr_core_context_ending(context);
         sg_context_destroy(handle);
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK_EQ(homes(live), 0);
         GR_CHECK_EQ(gr_pool_free(&core, live), -ENOENT);
         GR_CHECK_EQ(gr_pool_free(&core, cached), -ENOENT);

@@ -279,7 +279,7 @@ static void test_ends(void)
                 GR_CHECK_EQ(gr_arenas_fastbins(context), 6 * MIB);
                 if (dropped) {
                         gpu_forget();
-                        gr_core_context_drop(context);
+                        gr_core_context_gone(context);
                         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
                         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
                         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
@@ -324,7 +324,7 @@ static void test_ends_beside_frees(void)
                         GR_CHECK_EQ(pthread_create(&threads[i], NULL, free_left, NULL), 0);
                 while (atomic_load(&left_count) > until)
                         ;
-                gr_core_context_drop(context);
+                gr_core_context_gone(context);
                 for (int i = 0; i < 3; i++)
                         pthread_join(threads[i], NULL);
                 GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);

@@ -63,10 +63,10 @@ static void test_slab_given_out_early(void)
         GR_CHECK_EQ(gr_budget_commit(&device, BASE, half, 0), 0); /* its second owner */
         GR_CHECK_EQ(gr_budget_live(&device), PAGE);
         GR_CHECK_EQ(gr_budget_reserve(&device, 512, &reserved), -EDQUOT); /* the slab has no room to promise */
-        GR_CHECK_EQ(gr_budget_release(&device, BASE, half), 0);
+        GR_CHECK_EQ(gr_budget_uncharge_block(&device, BASE, half), 0);
         GR_CHECK_EQ(gr_budget_live(&device), PAGE);
-        GR_CHECK_EQ(gr_budget_release(&device, BASE, half), 0);
-        GR_CHECK_EQ(gr_budget_release(&device, BASE + half, half), PAGE);
+        GR_CHECK_EQ(gr_budget_uncharge_block(&device, BASE, half), 0);
+        GR_CHECK_EQ(gr_budget_uncharge_block(&device, BASE + half, half), PAGE);
         GR_CHECK_EQ(charged(), 0);
         GR_CHECK_EQ(atomic_load(&device.slab_rest_bytes), 0);
         gr_budget_destroy(&device);
@@ -81,7 +81,7 @@ static void test_no_memory(void)
         short_of_memory = false;
         GR_CHECK_EQ(charged(), 0);
         GR_CHECK_EQ(take(BASE, 512), 0);
-        GR_CHECK_EQ(gr_budget_release(&device, BASE, 512), PAGE);
+        GR_CHECK_EQ(gr_budget_uncharge_block(&device, BASE, 512), PAGE);
         gr_budget_destroy(&device);
 }
 
@@ -102,7 +102,7 @@ static void test_large(void)
         GR_CHECK_EQ(gr_budget_reserve(&device, MIB + 1, &reserved), 0);
         GR_CHECK_EQ(gr_budget_commit(&device, BASE, MIB + 1, reserved), 0);
         GR_CHECK_EQ(charged(), PAGE);
-        GR_CHECK_EQ(gr_budget_release(&device, BASE, MIB + 1), PAGE);
+        GR_CHECK_EQ(gr_budget_uncharge_block(&device, BASE, MIB + 1), PAGE);
         GR_CHECK_EQ(charged(), 0);
         GR_CHECK_EQ(atomic_load(&device.peak_reserved_bytes), PAGE); /* what was cancelled was never held */
         gr_budget_destroy(&device);
@@ -136,9 +136,9 @@ static void test_other_size(void)
         GR_CHECK_EQ(gr_budget_reserve(&device, 2 * PAGE, &reserved), 0); /* large expected, small got */
         GR_CHECK_EQ(gr_budget_commit(&device, BASE + 8 * PAGE, 512, reserved), 0);
         GR_CHECK_EQ(charged(), 9 * PAGE);
-        gr_budget_release(&device, BASE, 2 * PAGE);
-        gr_budget_release(&device, BASE + 2 * PAGE, 6 * PAGE);
-        GR_CHECK_EQ(gr_budget_release(&device, BASE + 8 * PAGE, 512), PAGE);
+        gr_budget_uncharge_block(&device, BASE, 2 * PAGE);
+        gr_budget_uncharge_block(&device, BASE + 2 * PAGE, 6 * PAGE);
+        GR_CHECK_EQ(gr_budget_uncharge_block(&device, BASE + 8 * PAGE, 512), PAGE);
         GR_CHECK_EQ(charged(), 0);
 
         /* Larger than there is room for: the limit stands, the block goes back. */
@@ -161,7 +161,7 @@ static void test_limit_full_of_slabs(void)
         }
         GR_CHECK_EQ(charged(), 2 * PAGE);
         GR_CHECK_EQ(gr_budget_reserve(&device, MIB / 2, &reserved), -EDQUOT);
-        GR_CHECK_EQ(gr_budget_release(&device, ptrs[3], MIB / 2), 0); /* its slab stays with the others */
+        GR_CHECK_EQ(gr_budget_uncharge_block(&device, ptrs[3], MIB / 2), 0); /* its slab stays with the others */
 
         /* Room in a slab only: the driver may use it, but not open another slab. */
         GR_CHECK_EQ(gr_budget_reserve(&device, MIB / 2, &reserved), 0);
@@ -171,7 +171,7 @@ static void test_limit_full_of_slabs(void)
         GR_CHECK_EQ(gr_budget_commit(&device, ptrs[3], MIB / 2, reserved), 0);
         GR_CHECK_EQ(charged(), 2 * PAGE);
         for (unsigned i = 0; i < 8; i++)
-                gr_budget_release(&device, ptrs[i], MIB / 2);
+                gr_budget_uncharge_block(&device, ptrs[i], MIB / 2);
         GR_CHECK_EQ(charged(), 0);
         GR_CHECK_EQ(device.slab_count, 0);
         GR_CHECK_EQ(atomic_load(&device.slab_rest_bytes), 0);
@@ -203,8 +203,8 @@ static void test_slab_between(void)
         gr_unlock(&device.slabs_lock);
         pthread_join(thread, &rc);
         GR_CHECK_EQ((intptr_t)rc, -EDQUOT);
-        gr_budget_release(&device, BASE, MIB);
-        gr_budget_release(&device, BASE + MIB, MIB);
+        gr_budget_uncharge_block(&device, BASE, MIB);
+        gr_budget_uncharge_block(&device, BASE + MIB, MIB);
         GR_CHECK_EQ(charged(), 0);
         gr_budget_destroy(&device);
 }
@@ -226,7 +226,7 @@ static void test_slab_model(void)
                         GR_CHECK_EQ(take(ptr, STEP), 0);
                         pages += in_page[page]++ == 0;
                 } else {
-                        back = gr_budget_release(&device, ptr, STEP);
+                        back = gr_budget_uncharge_block(&device, ptr, STEP);
                         GR_CHECK_EQ(back, in_page[page] == 1 ? PAGE : 0);
                         pages -= --in_page[page] == 0;
                 }
@@ -256,7 +256,7 @@ static void *race(void *arg)
                 if (charged() > 40 * PAGE)
                         over = true;
                 if (held[slot].bytes) {
-                        if (gr_budget_release(&device, held[slot].ptr, held[slot].bytes) == 0)
+                        if (gr_budget_uncharge_block(&device, held[slot].ptr, held[slot].bytes) == 0)
                                 wrong = true; /* each block has pages of its own here */
                         held[slot].bytes = 0;
                         continue;
@@ -276,7 +276,7 @@ static void *race(void *arg)
         }
         for (unsigned slot = 0; slot < 8; slot++)
                 if (held[slot].bytes)
-                        gr_budget_release(&device, held[slot].ptr, held[slot].bytes);
+                        gr_budget_uncharge_block(&device, held[slot].ptr, held[slot].bytes);
         return NULL;
 }
 
@@ -481,8 +481,8 @@ static void test_group(void)
         gr_budget_set_limit(&device, GR_LIMIT_HARD, GR_UNLIMITED);
         gr_budget_uncharge(&device, GR_MEMORY_DRIVER, 3 * PAGE);
         check_share(70 * PAGE, 100 * PAGE, 0, 10 * PAGE);
-        GR_CHECK_EQ(gr_budget_release(&device, 80 * PAGE, 512), PAGE);
-        GR_CHECK_EQ(gr_budget_release(&device, 64 * PAGE, 4 * PAGE), 4 * PAGE);
+        GR_CHECK_EQ(gr_budget_uncharge_block(&device, 80 * PAGE, 512), PAGE);
+        GR_CHECK_EQ(gr_budget_uncharge_block(&device, 64 * PAGE, 4 * PAGE), 4 * PAGE);
         GR_CHECK_EQ(group_used, 5 * PAGE);
         gr_budget_set_limit(&device, GR_LIMIT_HARD, PAGE);
         GR_CHECK(gr_budget_own_limit(&device, 2 * PAGE));
@@ -547,7 +547,7 @@ static void test_pressure(void)
         group_limit = 10 * PAGE;
         group_used = 12 * PAGE;
         atomic_store(&device.group, NULL);
-        gr_budget_release(&device, 64 * PAGE, 8 * PAGE);
+        gr_budget_uncharge_block(&device, 64 * PAGE, 8 * PAGE);
         gr_budget_destroy(&device);
 }
 
@@ -581,8 +581,8 @@ static void test_peak(void)
         GR_CHECK_EQ(atomic_load(&device.peak_reserved_bytes), 8 * PAGE);
         gr_budget_uncharge(&device, GR_MEMORY_MAPPED, PAGE);
         gr_budget_uncharge(&device, GR_MEMORY_MANAGED, 4 * PAGE);
-        gr_budget_release(&device, 32 * PAGE, 512);
-        gr_budget_release(&device, 64 * PAGE, 2 * PAGE);
+        gr_budget_uncharge_block(&device, 32 * PAGE, 512);
+        gr_budget_uncharge_block(&device, 64 * PAGE, 2 * PAGE);
         GR_CHECK_EQ(atomic_load(&device.reserved_bytes), 0);
         gr_budget_destroy(&device);
 }

@@ -115,7 +115,7 @@ static void test_drop(size_t bytes)
         handle = context->handle;
         sg_context_destroy(handle);
         sg_log_clear();
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK_STR(sg_log(), ""); /* without a call of the driver */
         check_accounts();
         GR_CHECK(gr_context_find(&core, handle) == NULL);
@@ -154,7 +154,7 @@ static void test_drop_all(void)
                         GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
                 check_accounts();
                 sg_context_destroy(context->handle);
-                gr_core_context_drop(context);
+                gr_core_context_gone(context);
                 GR_CHECK_EQ(atomic_load(&core.devices[0].reserved_bytes), 0);
                 GR_CHECK_EQ(sg_cached_bytes(&core.devices[0]), 0);
                 GR_CHECK_EQ(core.devices[0].slab_count, 0);
@@ -187,7 +187,7 @@ static void test_stale(size_t bytes, bool live)
                  sg_used_bytes(0)); /* too much rather than too little */
 
         /* Then the core learns of the end. */
-        gr_core_context_drop(old);
+        gr_core_context_gone(old);
         check_accounts();
         GR_CHECK_EQ(sg_size(after), gr_class_block_bytes(bytes));
         second = alloc(context, bytes);
@@ -218,7 +218,7 @@ static void test_visitors(void)
         GR_CHECK_EQ(contexts(-1), 1);
         gr_context_each(&core, -1, end_inside, NULL);
         GR_CHECK_EQ(contexts(-1), 0);
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK_EQ(contexts(-1), 0);
         finish();
 }
@@ -300,7 +300,7 @@ static void test_end_beside_release(void)
         pthread_join(helper, NULL);
         pthread_join(ender, NULL);
         sg_context_destroy(context->handle);
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK_EQ(atomic_load(&context->device->reserved_bytes), 0);
         finish();
 }
@@ -328,7 +328,7 @@ static void test_trim_ending(void)
         sg_fail(SG_MEM_RELEASE, 1, 1, gr_driver_error(709));
         gr_context_each(&core, -1, trim_ending, NULL);
         GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0);
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK_EQ(atomic_load(&context->device->reserved_bytes), 0);
         finish();
 }
@@ -344,7 +344,7 @@ static void test_two_end(void)
         gr_core_context_ending(stays);
         gr_core_context_ending(goes);
         sg_context_destroy(goes->handle);
-        gr_core_context_drop(goes);
+        gr_core_context_gone(goes);
         gr_core_context_stays(stays);
         GR_CHECK_EQ(gr_fence_accessors(stays->fence), 1);
         GR_CHECK_EQ(sg_free(&core, alloc(stays, 4 * MIB)), 0);
@@ -409,7 +409,7 @@ static void test_end_waits(bool capturing)
                 sg_capture(-1);
         }
         sg_context_destroy(goes->handle);
-        gr_core_context_drop(goes);
+        gr_core_context_gone(goes);
         gr_budget_uncharge(core.host, GR_MEMORY_HOST, MIB);
         finish();
 }
@@ -423,12 +423,12 @@ static void test_end_alone(void)
         gone = gr_core_context_add(&core, sg_context_new(0), 0);
         goes = gr_core_context_add(&core, sg_context_new(1), 1);
         sg_context_destroy(gone->handle);
-        gr_core_context_drop(gone);
+        gr_core_context_gone(gone);
         sg_work(goes->handle, 0, 0, 5 * SG_MS);
         gr_core_context_ending(goes);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC) + sg_calls(SG_CONTEXT_DRAIN), 0);
         sg_context_destroy(goes->handle);
-        gr_core_context_drop(goes);
+        gr_core_context_gone(goes);
         finish();
 }
 

@@ -113,7 +113,7 @@ static bool none_stale(void)
 
 static void *drop(void *arg)
 {
-        gr_split_drop(context);
+        gr_split_context_gone(context);
         return arg;
 }
 

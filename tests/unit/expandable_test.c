@@ -649,7 +649,7 @@ static void test_stuck_refused(bool again)
         GR_CHECK_EQ(gpu_progress().done_ns == gpu_progress().submitted_ns, again);
         gr_core_context_ending(context);
         gpu_forget();
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
@@ -687,7 +687,7 @@ static void test_structures(void)
                 blocks[count++] = &range->block;
         gr_core_context_ending(context);
         gpu_forget();
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         for (unsigned i = 0; i < SOME; i++) { /* not all are those of blocks */
                 next[i] = gr_block_new();
                 for (unsigned k = 0; k < count; k++)
@@ -708,7 +708,7 @@ static void test_refused_end(void)
         gr_core_context_ending(context);
         gpu_forget();
         gpu_refuse(SG_MEM_UNMAP, true);
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         gpu_refuse(SG_MEM_UNMAP, false);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
         GR_CHECK_EQ(sg_reserved(), 1);
@@ -728,7 +728,7 @@ static void test_stuck_end(void)
         gpu_give(a, 3 * MIB);
         gr_core_context_ending(context);
         gpu_forget();
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
@@ -738,7 +738,7 @@ static void test_stuck_end(void)
 
 static void *drop_segments(void *arg)
 {
-        gr_split_drop(context);
+        gr_split_context_gone(context);
         return arg;
 }
 

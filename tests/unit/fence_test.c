@@ -194,7 +194,7 @@ static void test_barrier_is_cheap(void)
         GR_CHECK(gr_fence_barrier_is_safe(context->fence));
         other = gr_core_context_add(&core, sg_context_new(1), 1); /* all contexts, those that come later, too */
         GR_CHECK(!gr_fence_barrier_is_cheap(other->fence));
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK(!gr_fence_barrier_is_cheap(gr_core_context_add(&core, sg_context_new(0), 0)->fence));
         core.config.reuse = GR_REUSE_BARRIER; /* the program asked for them */
         GR_CHECK(gr_fence_barrier_is_cheap(other->fence));
@@ -713,7 +713,7 @@ static void test_reach_left(void)
                         others[i] = gr_core_context_add(&core, sg_context_new(0), 0);
                 gr_core_context_ending(others[leaves]);
                 sg_context_destroy(others[leaves]->handle);
-                gr_core_context_drop(others[leaves]);
+                gr_core_context_gone(others[leaves]);
                 for (int i = 0; i < 3; i++) {
                         uint64_t epoch;
 
@@ -749,7 +749,7 @@ static void test_reach_left_ring(void)
         }
         gr_core_context_ending(other);
         sg_context_destroy(other->handle);
-        gr_core_context_drop(other);
+        gr_core_context_gone(other);
         for (int i = 0; i < 2 * GR_EPOCHS_PENDING; i++) {
                 freed_after(1);
                 GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);

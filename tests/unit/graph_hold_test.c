@@ -72,7 +72,7 @@ static void *end_other(void *arg)
         (void)arg;
         gr_core_context_ending(other);
         sg_context_destroy(handle);
-        gr_core_context_drop(other);
+        gr_core_context_gone(other);
         ended = true;
         return NULL;
 }
@@ -114,7 +114,7 @@ static void test_about_to_end(bool stays)
                 GR_CHECK(!gr_graph_holds_are_over(&core));
         } else {
                 sg_context_destroy(other->handle);
-                gr_core_context_drop(other);
+                gr_core_context_gone(other);
                 gr_pool_collect(&core);
         }
         GR_CHECK_EQ(sg_used_bytes(0), 0);
@@ -310,7 +310,7 @@ static void *collect(void *arg)
 
 static void *drop(void *arg)
 {
-        gr_graph_holds_drop(other);
+        gr_graph_holds_context_gone(other);
         ended = true;
         return arg;
 }

@@ -173,7 +173,7 @@ static void test_other_context(void)
         GR_CHECK_EQ(gpu_device()->graph_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 4 * MIB);
         sg_context_destroy(other->handle);
-        gr_core_context_drop(other);
+        gr_core_context_gone(other);
         last_graph_goes();
         end();
 }
@@ -453,7 +453,7 @@ static void test_context_ends(void)
         GR_CHECK(ptr && take(6 * MIB) && take(5 * KIB));
         give(ptr, 0);
         gpu_forget();
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK_EQ(gpu_device()->graph_bytes, 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
@@ -783,7 +783,7 @@ static void test_parts_of_context(void)
         GR_CHECK_EQ(take(12 * MIB), p);
         gpu_sync();
         gpu_forget();
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK(!take(4 * MIB));
         GR_CHECK_EQ(gpu_device()->graph_bytes, 0);
         last_graph_goes();
@@ -825,7 +825,7 @@ static void test_parts_beside_end(void)
                 usleep(round % 40 * 10);
                 gpu_sync();
                 gpu_forget();
-                gr_core_context_drop(context);
+                gr_core_context_gone(context);
                 over = true;
                 for (int i = 0; i < 2; i++)
                         pthread_join(threads[i], NULL);

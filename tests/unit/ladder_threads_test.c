@@ -58,7 +58,7 @@ static void test_returning(void)
         atomic_store(&slept, true);
         pthread_join(thread, NULL);
         GR_CHECK_EQ(TRIES(FAIL), 0);
-        GR_CHECK_EQ(atomic_load(&device->releases_begun), atomic_load(&device->releases_ended));
+        GR_CHECK_EQ(atomic_load(&device->returns_begun), atomic_load(&device->returns_ended));
         finish();
 }
 
@@ -195,18 +195,18 @@ static void test_others_returns(void)
                 if (cached)
                         cache(1, 20 * MIB, 0);
                 gr_fence_poll(context->fence);
-                seen = gr_budget_releases_of_others(device);
+                seen = gr_budget_returns_of_others(device);
                 if (pthread_create(&thread, NULL, trim_all, NULL))
                         abort();
                 pthread_join(thread, NULL);
-                GR_CHECK_EQ(gr_budget_releases_of_others(device) != seen, cached);
-                GR_CHECK(!gr_budget_releases_in_flight(device));
+                GR_CHECK_EQ(gr_budget_returns_of_others(device) != seen, cached);
+                GR_CHECK(!gr_budget_returns_in_flight(device));
         }
         cache(1, 20 * MIB, 0);
         gr_fence_poll(context->fence);
-        seen = gr_budget_releases_of_others(device);
+        seen = gr_budget_returns_of_others(device);
         GR_CHECK(gr_trim(context, UINT64_MAX / 2) > 0);
-        GR_CHECK_EQ(gr_budget_releases_of_others(device), seen);
+        GR_CHECK_EQ(gr_budget_returns_of_others(device), seen);
         finish();
 }
 

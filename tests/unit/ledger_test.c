@@ -164,7 +164,7 @@ static void test_drop_context(void)
                 if (i % 4 < 2)
                         GR_CHECK(hand_out(blocks[i], 100));
         }
-        gr_ledger_drop_context(&ledger, name_of(0), count_dropped);
+        gr_ledger_context_gone(&ledger, name_of(0), count_dropped);
         GR_CHECK_EQ(dropped_blocks, COUNT / 4); /* the live half of the context's half */
         for (unsigned i = 0; i < COUNT; i++) {
                 int rc = gr_ledger_find(&ledger, BASE + i * 512, &info);
@@ -404,7 +404,7 @@ static void *do_deed(void *arg)
                 break;
         case DROP_CONTEXT:
         case DEEDS:
-                gr_ledger_drop_context(&ledger, name_of(0), count_dropped);
+                gr_ledger_context_gone(&ledger, name_of(0), count_dropped);
                 break;
         }
         atomic_store(&waiter->done, true);
@@ -479,7 +479,7 @@ static void test_table(void)
                                 wrong += !agrees(held, j);
         }
         GR_CHECK_EQ(wrong, 0);
-        gr_ledger_drop_context(&ledger, name_of(1), NULL); /* all are CACHED: nobody is told */
+        gr_ledger_context_gone(&ledger, name_of(1), NULL); /* all are CACHED: nobody is told */
         for (unsigned i = 0; i < PLACES; i++) {
                 if (held[i] && i % 2 == 1) {
                         GR_CHECK_EQ(atomic_load(&held[i]->state), GR_BLOCK_GONE);

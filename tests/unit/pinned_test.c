@@ -496,7 +496,7 @@ static void *look(void *arg)
                 break;
         case LOOK_DROP:
         case LOOKS:
-                gr_pinned_drop(one);
+                gr_pinned_context_gone(one);
                 break;
         case LOOK_DECAY_DUE:
                 GR_CHECK(gr_pinned_decay(&core, SG_FIRST_NS + 10000 * SG_MS, gr_decay_step_ns(&core)) == 0);
@@ -536,7 +536,7 @@ static void test_looks_locked(void)
                 begin(&sg_driver, &config);
                 GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
                 if (what == LOOK_DROP)
-                        gr_ledger_drop_context(core.ledger, one, NULL); /* as whoever drops it does before */
+                        gr_ledger_context_gone(core.ledger, one, NULL); /* as whoever drops it does before */
                 check_locked(what, &core.pinned->lock);
                 end();
         }
@@ -586,7 +586,7 @@ static void test_contexts(void)
         GR_CHECK(gr_pinned_free(&core, b) == 0);
         gr_core_context_ending(one);
         sg_context_destroy(handles[0]);
-        gr_core_context_drop(one);
+        gr_core_context_gone(one);
         GR_CHECK(atomic_load(&core.host->reserved_bytes) == MIB && gr_budget_cached(core.host) == MIB);
         GR_CHECK(gr_pinned_free(&core, a) == -ENOENT);
         GR_CHECK(get(two, MIB, KIND) == b);
@@ -600,7 +600,7 @@ static void test_contexts(void)
         /* Gone without a word before it, as at the release of a primary context. */
         GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
         sg_context_destroy(handles[0]);
-        gr_core_context_drop(one);
+        gr_core_context_gone(one);
         GR_CHECK(get(two, MIB, KIND) == b);
         GR_CHECK(atomic_load(&core.host->reserved_bytes) == 2 * MIB);
         end();
@@ -618,7 +618,7 @@ static void test_ending(void)
         GR_CHECK(gr_pinned_free(&core, a) == 0);
         GR_CHECK(get(two, MIB, KIND) == a); /* which counts misuse */
         sg_context_destroy(handles[0]);
-        gr_core_context_drop(one);
+        gr_core_context_gone(one);
         end();
 }
 
@@ -709,7 +709,7 @@ static void test_other_memory(void)
 
 static void end_one(void)
 {
-        gr_ledger_drop_context(core.ledger, one, gr_block_uncharge_and_delete);
+        gr_ledger_context_gone(core.ledger, one, gr_block_uncharge_and_delete);
 }
 
 static int group_reserve(void *arg, uint64_t bytes)

@@ -388,7 +388,7 @@ static void *leave(void *ptr)
 
 static void *drop_leaving(void *arg)
 {
-        gr_blocks_drop(context);
+        gr_blocks_context_gone(context);
         return arg;
 }
 
@@ -463,7 +463,7 @@ static void test_free_in_order(void)
         GR_CHECK_EQ(sg_driver.mem_free(b), 0);
         gr_core_context_ending(context);
         sg_context_destroy(context->handle);
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK_EQ(cached(), 0);
 
         /* Without a limit nobody asks when it is there. */
@@ -618,7 +618,7 @@ static void test_threshold_kept(bool moves)
         while (count > 0)
                 free_ok(blocks[--count].ptr);
         sg_context_destroy(contexts[1]->handle);
-        gr_core_context_drop(contexts[1]);
+        gr_core_context_gone(contexts[1]);
         gr_thread.shard = own;
         gr_thread.hit_arena = NULL;
         gr_fence_sync(context->fence);

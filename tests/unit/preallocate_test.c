@@ -309,7 +309,7 @@ static void test_ends(void)
                 pairs(MIB, 1000);
                 GR_CHECK(sg_counter(&core, GR_COUNTER_barriers) - before <= 1000 / 8);
                 sg_context_destroy(context->handle);
-                gr_core_context_drop(context);
+                gr_core_context_gone(context);
                 GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), atomic_load(&other->preallocated_bytes));
                 context = gr_core_context_add(&core, sg_context_new(0), 0);
         }

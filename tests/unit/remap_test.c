@@ -44,7 +44,7 @@ static void test_moves(bool possible)
         gpu_give(b, 2 * MIB);
         gpu_settle();
         GR_CHECK(!context->split->stale_pages);
-        gr_split_drop(context); /* no address is unmapped twice */
+        gr_split_context_gone(context); /* no address is unmapped twice */
         GR_CHECK_EQ(sg_reserved(), 0);
         gpu_end();
 }
@@ -148,7 +148,7 @@ static void test_old_addresses_end(void)
         GR_CHECK(context->split->stale_pages); /* else this tests nothing */
         gr_core_context_ending(context);
         gpu_forget();
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         GR_CHECK_EQ(sg_reserved(), 0);

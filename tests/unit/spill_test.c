@@ -95,7 +95,7 @@ static void test_spill(void)
         GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &ptr), 0);
         GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &other), 0);
         GR_CHECK_EQ(gr_pool_free(&core, other), 0);
-        gr_core_context_drop(context);
+        gr_core_context_gone(context);
         GR_CHECK_EQ(context->device->spilled_bytes, 0);
         free((void *)(uintptr_t)ptr);
         free((void *)(uintptr_t)other);

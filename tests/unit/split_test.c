@@ -522,7 +522,7 @@ static void test_drop(void)
         gpu_take(5 * MIB);
         gpu_give(a, 3 * MIB);
         gpu_forget();
-        gr_core_context_drop(first);
+        gr_core_context_gone(first);
         GR_CHECK_EQ(sg_handles(), 0);
         GR_CHECK_EQ(sg_reserved(), 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);

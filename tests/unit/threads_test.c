@@ -198,7 +198,7 @@ static void *come_and_go(void *arg)
                 gr_core_context_ending(context); /* who gives its memory back at this moment is waited for */
                 pthread_mutex_unlock(&end_lock);
                 sg_context_destroy(context->handle);
-                gr_core_context_drop(context);
+                gr_core_context_gone(context);
         }
         return NULL;
 }
