@@ -11,13 +11,13 @@
 #include "reclaim/reclaimable.h"
 #include "reclaim/rung.h"
 
-#define PRESSURE_HIGH    0.90
-#define PRESSURE_HIGHER  0.95
-#define TIME_SHARE       0.05
-#define COST_KEPT        0.75 /* of the old mean */
-#define FRUIT            0.10 /* a run that freed more than this part of live memory is fruitful */
-#define FRUITLESS_MOST   6
-#define HOOK_PATIENCE_NS UINT64_C(20000000) /* no request has failed: a slow reclaimable is not waited for */
+#define PRESSURE_HIGH   0.90
+#define PRESSURE_HIGHER 0.95
+#define TIME_SHARE      0.05
+#define COST_KEPT       0.75 /* of the old mean */
+#define FRUIT           0.10 /* a run that freed more than this part of live memory is fruitful */
+#define FRUITLESS_MOST  6
+#define PATIENCE_NS     UINT64_C(20000000) /* no request has failed: a slow reclaimable is not waited for */
 
 struct idle {
         uint64_t now_ns, bytes;
@@ -56,8 +56,7 @@ static uint64_t run(struct gr_context *context, struct gr_pressure pressure, uin
         uint64_t most = (uint64_t)((double)pressure.limit_bytes * PRESSURE_HIGH), freed = 0, after;
 
         assert(pressure.limit_bytes > 0 && most <= pressure.limit_bytes); /* without a limit there is no pressure */
-        gr_reclaimables_run(context->core, GR_RUNG_PURGE, device->ordinal, pressure.limit_bytes - most,
-                            HOOK_PATIENCE_NS);
+        gr_reclaimables_run(context->core, GR_RUNG_PURGE, device->ordinal, pressure.limit_bytes - most, PATIENCE_NS);
         after = gr_budget_live(device);
         if (after < live)
                 freed = live - after;

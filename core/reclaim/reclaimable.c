@@ -141,7 +141,7 @@ static void run_slot(void *arg)
         gr_unlock(&registry->lock);
         if (wanted) {
                 inside = true;
-                rc = slot->hook(slot->arg, slot->device, slot->want_bytes);
+                rc = slot->function(slot->arg, slot->device, slot->want_bytes);
                 inside = false;
         }
         gr_lock(&registry->lock);
@@ -182,7 +182,7 @@ GR_NOT_CHECKED static void call_slot(struct gr_core *core, struct gr_reclaimable
         slot->running = true;
         slot->started = slot->late = false;
         slot->is_drop = drop;
-        slot->hook = drop ? entry->drop : entry->purge;
+        slot->function = drop ? entry->drop : entry->purge;
         slot->arg = entry->arg;
         slot->device = device;
         slot->want_bytes = want_bytes;

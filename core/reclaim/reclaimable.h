@@ -28,13 +28,13 @@ struct gr_core;
 #define GR_RECLAIMABLE_PATIENCE    3                     /* failures in a row before one is left out */
 #define GR_RECLAIMABLE_LEFT_OUT_NS UINT64_C(60000000000)
 
-typedef int gr_reclaimable_hook(void *arg, int device, uint64_t want_bytes);
+typedef int gr_reclaimable_function(void *arg, int device, uint64_t want_bytes);
 
 /* Owned by the caller, valid until it is unregistered; name is copied. */
 struct gr_reclaimable {
         const char *name;
-        gr_reclaimable_hook *purge; /* give up what is idle; NULL for nothing. Returns 0 or -errno */
-        gr_reclaimable_hook *drop;  /* drop state that can be built again; NULL for nothing. Returns 0 or -errno */
+        gr_reclaimable_function *purge; /* give up what is idle; NULL for nothing. Returns 0 or -errno */
+        gr_reclaimable_function *drop;  /* drop state that can be built again; NULL for nothing. Returns 0 or -errno */
         void *arg;
         uint64_t limit_ns; /* deadline of one run where apart; 0: GR_RECLAIMABLE_LIMIT_NS */
         bool apart;
@@ -53,7 +53,7 @@ struct gr_reclaimable_slot {
         bool late;    /* its caller has given up waiting */
         bool is_drop;
         pthread_t runner;
-        gr_reclaimable_hook *hook;
+        gr_reclaimable_function *function;
         void *arg;
         int device, rc;
         uint64_t want_bytes;
