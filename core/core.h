@@ -2,10 +2,18 @@
  * The core: everything of one process. It makes the parts of core/ and of each context, and tells them when a context
  * comes, ends and has gone. This header is for those above core/, and includes all that they need.
  *
- *   process  > device   its budget (account/), the ladder's lock
- *            > context  fence (fence/), arenas > bins and fastbins (cache/), split > segments > extents and ranges
- *                       (segment/)
- *            > ledger   each block by its address (cache/)
+ *   struct gr_core
+ *     +-- struct gr_device         its budget (account/) and the ladder's lock
+ *     +-- struct gr_ledger         each block by its address (cache/)
+ *     +-- struct gr_context
+ *           +-- struct gr_fence    its epochs and their events (fence/)
+ *           +-- struct gr_arena    one for each shard (cache/)
+ *           |     +-- struct gr_bin        the cached blocks of a size class, oldest first
+ *           |     +-- struct gr_fastbins   the same of ranges, by exact size, with pool kind auto
+ *           |     +-- recent               the live blocks whose home it is
+ *           +-- struct gr_split    pool kinds split and auto (segment/)
+ *                 +-- struct gr_segment    addresses with extents of memory (struct gr_page)
+ *                       +-- struct gr_range      what they are cut into; a used one is a block (picture: split.h)
  *
  * The folders, from the bottom up: base/ is what any program has; account/ knows sizes and limits; region/ is what
  * processes share; context/, fence/ and cache/ serve cached memory, host/ pinned memory, segment/ mapped memory;
