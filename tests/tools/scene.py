@@ -72,8 +72,8 @@ class Process:
 
     def ask(self, *words):
         """"alloc DEVICE MIB", "free", "open DEVICE MIB" (another's memory) and "close" answer the driver's result,
-        as "graph DEVICE" (makes one executable) and "capture DEVICE MIB" (frees memory in a capture, and keeps the graph)
-        do, "total DEVICE" MiB."""
+        as "graph DEVICE" (makes one executable) and "capture DEVICE MIB" (frees memory in a capture) do, "total DEVICE"
+        MiB."""
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
