@@ -34,5 +34,6 @@ int sum(const int *values, size_t count)
         }
         total++;
         pthread_mutex_unlock(&lock);
+        _Static_assert(sizeof(total) > 1, "nor is this one");
         return both(&(struct pair){sum, total}) ? sum : '0';
 }
