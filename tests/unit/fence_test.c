@@ -374,6 +374,7 @@ static void test_drain(bool old_driver)
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), 2);
         GR_CHECK_EQ(sg_driver.now_ns() - SG_FIRST_NS, 40 * SG_MS);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_syncs), 1);
         GR_CHECK(gr_fence_idle(fence, before) && gr_fence_idle(fence, closed) && gr_fence_idle(fence, epoch));
         GR_CHECK(!gr_fence_waiting(context->fence));
         GR_CHECK(!gr_fence_usable(fence, freed_after(1)));
@@ -600,6 +601,78 @@ static void test_wait_work(void)
         GR_CHECK_EQ(gr_fence_wait_work(context->fence), 0);
         GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 5 * SG_MS);
         gr_gate_end(&core.gate);
+        finish();
+}
+
+static int answer_code;
+static unsigned answers_left, answers; /* how often the driver fails from now on, and how often it was asked */
+
+static int answer(void *handle)
+{
+        answers++;
+        if (answers_left == 0)
+                return sg_driver.context_sync(handle);
+        answers_left--;
+        return gr_driver_error(answer_code);
+}
+
+/* All contexts of the device are waited for, twice where the driver fails; those of others where they may be its work. */
+static void test_wait_all(void)
+{
+        static const struct {
+                int code;
+                unsigned times; /* the driver fails, twice in each try */
+                unsigned asked;
+                bool good;
+        } rows[] = {
+                {699, 4, 4, false}, {700, 8, 4, true}, {719, 8, 4, true}, {720, 4, 4, false},
+                {1, 2, 4, true},    {1, 3, 5, true},   {1, 4, 4, false},  {1, 1, 3, true},
+        };
+        struct gr_driver driver = sg_driver;
+        struct gr_context *other, *far;
+
+        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+                driver.context_drain = NULL;
+                driver.context_sync = answer;
+                start_with(&driver);
+                other = gr_core_context_add(&core, sg_context_new(0), 0);
+                far = gr_core_context_add(&core, sg_context_new(1), 1);
+                sg_work(context->handle, 0, 0, 5 * SG_MS);
+                sg_work(other->handle, 0, 0, 20 * SG_MS);
+                sg_work(far->handle, 0, 0, 40 * SG_MS);
+                answers = 0;
+                answer_code = rows[i].code;
+                answers_left = rows[i].times;
+                GR_CHECK_EQ(gr_fence_wait_all(fence), rows[i].good ? 0 : gr_driver_error(rows[i].code));
+                GR_CHECK_EQ(answers, rows[i].asked);
+                answers_left = 0;
+                GR_CHECK_EQ(gr_fence_wait_all(fence), 0);
+                GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 20 * SG_MS);
+                gr_fence_add_accessor(fence, far);
+                GR_CHECK_EQ(gr_fence_wait_all(fence), 0);
+                GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 40 * SG_MS);
+                finish();
+        }
+}
+
+/* With a deadline: for the epochs of those that reach the blocks, and of no others. */
+static void test_sync_by(void)
+{
+        struct gr_context *other, *far;
+
+        start();
+        far = gr_core_context_add(&core, sg_context_new(1), 1);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
+        sg_work(other->handle, 0, 0, 40 * SG_MS);
+        gr_fence_freed(other->fence, MIB);
+        GR_CHECK_EQ(gr_fence_close(other->fence), 0);
+        sg_work(far->handle, 0, 0, 1000 * SG_MS);
+        gr_fence_freed(far->fence, MIB);
+        GR_CHECK_EQ(gr_fence_close(far->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync_by(fence, sg_driver.now_ns() + 10 * SG_MS), -ETIMEDOUT);
+        GR_CHECK_EQ(gr_fence_sync_by(fence, sg_driver.now_ns() + 100 * SG_MS), 0);
+        GR_CHECK(sg_driver.now_ns() >= SG_FIRST_NS + 40 * SG_MS);
+        GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 100 * SG_MS);
         finish();
 }
 
@@ -999,6 +1072,8 @@ int main(void)
         test_old_driver();
         test_sync();
         test_wait_work();
+        test_wait_all();
+        test_sync_by();
         test_reach();
         test_reach_joined_late();
         test_reach_joined_idle();
