@@ -59,9 +59,12 @@ static CUdevResourceDesc half_of(int device)
 static struct green make_green(int device, bool hidden)
 {
         struct green green;
+        CUcontext again;
 
         if (hidden) {
                 GR_MUST(behind_green(&green.handle, &green.context, device));
+                GR_MUST(cuCtxFromGreenCtx(&again, green.handle)); /* of one that the library does not know */
+                GR_CHECK(again == green.context);
                 return green;
         }
         GR_MUST(cuGreenCtxCreate(&green.handle, half_of(device), device, CU_GREEN_CTX_DEFAULT_STREAM));
