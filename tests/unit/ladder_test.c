@@ -30,6 +30,24 @@ static void test_ready(void)
         finish();
 }
 
+/* Of small blocks one of twice the size will do. */
+static void test_ready_small(void)
+{
+        uint64_t ptr;
+
+        start();
+        ptr = alloc(8192);
+        free_ok(ptr);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
+        sg_fail(SG_MEM_ALLOC, 1, 1, -ENOMEM);
+        GR_CHECK_EQ(alloc(5000), ptr);
+        check_tried_until(GR_RUNG_READY);
+        free_ok(ptr);
+        sg_fail(SG_MEM_ALLOC, 1, 1, -ENOMEM);
+        GR_CHECK(alloc(3000) != ptr); /* and none that is larger */
+        finish();
+}
+
 static void test_fence(void)
 {
         uint64_t beside, large, ptr;
@@ -813,6 +831,7 @@ static void test_other_error(void)
 int main(void)
 {
         test_ready();
+        test_ready_small();
         test_fence();
         test_much_larger();
         test_purge_and_drop();

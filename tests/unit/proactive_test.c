@@ -98,11 +98,12 @@ static void test_proactive(void)
 
         /* Not while a capture goes on, nor where memory is plenty. */
         purged.calls = 0;
-        sg_advance(1000000 * SG_MS);
+        sg_advance(UINT64_C(100000000000) * SG_MS); /* as the run before took long */
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
         gr_proactive_run(context);
         gr_gate_end(&core.gate);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_proactive_runs), runs + 1);
         GR_CHECK_EQ(purged.calls, 0);
         gr_budget_set_limit(context->device, GR_LIMIT_HARD, 400 * MIB);
         gr_proactive_run(context);
