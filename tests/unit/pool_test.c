@@ -12,6 +12,7 @@
 #include "pool_gpu.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
+#include "short_of_memory.h"
 
 static struct gr_device *device;
 
@@ -1024,6 +1025,30 @@ static void test_given_split(void)
         finish();
 }
 
+/* A block of the driver's that the ledger has no room for goes back, and is not charged. */
+static void test_no_entry(void)
+{
+        enum { MANY = 200 };
+        struct gr_block *blocks[MANY];
+        unsigned count = 0;
+        uint64_t ptr;
+        int rc;
+
+        start(GR_REUSE_AUTO);
+        free_ok(alloc(2 * MIB));
+        for (int i = 0; i < MANY; i++)
+                blocks[i] = gr_block_new();
+        for (int i = 0; i < MANY; i++)
+                gr_block_free(blocks[i]); /* for those below */
+        memory_runs_out(256);
+        while ((rc = sg_alloc(context, 2 * MIB, &ptr)) == 0 && count < MANY)
+                count++;
+        memory_is_back();
+        GR_CHECK_EQ(rc, -ENOMEM);
+        GR_CHECK(sg_calls(SG_MEM_ALLOC) > 1 + count); /* the driver gave one more */
+        finish();
+}
+
 int main(void)
 {
         gr_log_set_level(GR_LOG_SILENT);
@@ -1060,5 +1085,6 @@ int main(void)
                 test_given(4096, live);
         }
         test_given_split();
+        test_no_entry();
         return GR_CHECK_RESULT();
 }
