@@ -616,7 +616,7 @@ static int answer(void *handle)
         return gr_driver_error(answer_code);
 }
 
-/* All contexts of the device are waited for, twice where the driver fails; those of others where they may be its work. */
+/* All contexts of the device are waited for, twice where the driver fails; others where they reach its blocks. */
 static void test_wait_all(void)
 {
         static const struct {
