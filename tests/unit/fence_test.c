@@ -664,10 +664,10 @@ static void test_sync_by(void)
         far = gr_core_context_add(&core, sg_context_new(1), 1);
         other = gr_core_context_add(&core, sg_context_new(0), 0);
         sg_work(other->handle, 0, 0, 40 * SG_MS);
-        gr_fence_freed(other->fence, MIB);
+        gr_fence_note_freed(other->fence, MIB);
         GR_CHECK_EQ(gr_fence_close(other->fence), 0);
         sg_work(far->handle, 0, 0, 1000 * SG_MS);
-        gr_fence_freed(far->fence, MIB);
+        gr_fence_note_freed(far->fence, MIB);
         GR_CHECK_EQ(gr_fence_close(far->fence), 0);
         GR_CHECK_EQ(gr_fence_sync_by(fence, sg_driver.now_ns() + 10 * SG_MS), -ETIMEDOUT);
         GR_CHECK_EQ(gr_fence_sync_by(fence, sg_driver.now_ns() + 100 * SG_MS), 0);
