@@ -1039,7 +1039,7 @@ static void test_no_entry(void)
         for (int i = 0; i < MANY; i++)
                 blocks[i] = gr_block_new();
         for (int i = 0; i < MANY; i++)
-                gr_block_free(blocks[i]); /* for those below */
+                gr_block_delete(blocks[i]); /* for those below */
         memory_runs_out(256);
         while ((rc = sg_alloc(context, 2 * MIB, &ptr)) == 0 && count < MANY)
                 count++;
