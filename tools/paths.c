@@ -30,18 +30,23 @@ int find_self_dir(char *buf, size_t buf_bytes)
         return 0;
 }
 
-/* Finds the first readable file that matches pattern. A relative pattern begins at the folder of this program. */
+/*
+ * Finds the first readable file that matches pattern. A relative pattern begins at the folder of this program, whose own
+ * name is no pattern.
+ */
 static int find_file(const char *self_dir, const char *pattern, char *buf, size_t buf_bytes)
 {
-        char full[2 * PATH_MAX], real[PATH_MAX];
+        char full[3 * PATH_MAX], real[PATH_MAX];
+        size_t used = 0, i;
         int rc = -ENOENT;
         glob_t found;
-        size_t i;
 
-        if (pattern[0] == '/')
-                snprintf(full, sizeof(full), "%s", pattern);
-        else
-                snprintf(full, sizeof(full), "%s/%s", self_dir, pattern);
+        for (; pattern[0] != '/' && *self_dir && used < 2 * PATH_MAX; self_dir++) {
+                if (strchr("*?[\\", *self_dir))
+                        full[used++] = '\\';
+                full[used++] = *self_dir;
+        }
+        snprintf(full + used, sizeof(full) - used, "%s%s", used > 0 ? "/" : "", pattern);
         if (glob(full, 0, NULL, &found) != 0)
                 return -ENOENT;
         for (i = 0; i < found.gl_pathc && rc < 0; i++) {
@@ -73,7 +78,9 @@ static int find_first(const char *const *patterns, char *buf, size_t buf_bytes)
 int find_library(char *buf, size_t buf_bytes)
 {
         static const char *const patterns[] = {
-                "../shim/" LIBRARY, "../lib*/" LIBRARY, "../lib*/*/" LIBRARY, GR_LIBDIR "/" LIBRARY, NULL,
+                "../shim/" LIBRARY,    GR_LIBDIR_FROM_BINDIR "/" LIBRARY,
+                "../lib*/" LIBRARY,    "../lib*/*/" LIBRARY,
+                GR_LIBDIR "/" LIBRARY, NULL,
         };
 
         return find_first(patterns, buf, buf_bytes);
@@ -83,6 +90,7 @@ int find_sim_dir(char *buf, size_t buf_bytes)
 {
         static const char *const patterns[] = {
                 "sim/" SIM_LIBRARY,
+                GR_LIBDIR_FROM_BINDIR "/gpureclaim/sim/" SIM_LIBRARY,
                 "../lib*/gpureclaim/sim/" SIM_LIBRARY,
                 "../lib*/*/gpureclaim/sim/" SIM_LIBRARY,
                 GR_LIBDIR "/gpureclaim/sim/" SIM_LIBRARY,
