@@ -156,6 +156,11 @@ def argument_of(command):
     return (re.findall(r"\b(PROGRAM|COMMAND|PID|FILE)\b", command.usage) or [""])[0]
 
 
+def letter_of(flag):
+    """The letter that stands for a flag as well, which only its help tells."""
+    return "".join(re.findall(r"^also -(\w);", flag.help))
+
+
 def quoted(text):
     return "'" + text.replace("'", "'\\''") + "'"
 
@@ -166,20 +171,23 @@ def bash_lines(command):
 
 
 def bash_value_lines(command):
-    return [f"    {quoted(command.name + ' ' + flag.name)}) value={quoted(' '.join(flag.words) or flag.value)}"
-            f" optional={'yes' if flag.optional else ''} ;;" for flag in command.flags if flag.value]
+    return [f"    {quoted(command.name + ' ' + name)}) value={quoted(' '.join(flag.words) or flag.value)}"
+            f" optional={'yes' if flag.optional else quoted('')} ;;" for flag in command.flags if flag.value
+            for name in [flag.name] + ["-" + letter for letter in letter_of(flag)]]
 
 
 def zsh_lines(command):
     after = {"PROGRAM": ["'(-)1:program:_command_names -e'", "'*::argument:_normal'"],
-             "PID": ["'1:process:_gpureclaim_pids'"], "COMMAND": ["'1:command:_gpureclaim_commands'"], "FILE": ["'1:file:_files'"], "": []}
+             "PID": ["'1:process:_gpureclaim_pids'"], "COMMAND": ["'1:command:_gpureclaim_commands'"],
+             "FILE": ["'1:file:_files'"], "": []}
     lines = []
     for flag in command.flags:
         text = re.sub(r"([\[\]\\])", r"\\\1", flag.help)
         value = f"({' '.join(flag.words)})" if flag.words else "_files" if flag.value in ("FILE", "PREFIX") else " "
         sign = "=-" if flag.optional else "=" if flag.value else ""
         colons = "::" if flag.optional else ":"
-        lines.append(quoted(f"{flag.name}{sign}[{text}]" + (f"{colons}value:{value}" if flag.value else "")))
+        for name in [flag.name + sign] + [f"-{letter}+" for letter in letter_of(flag)]:
+            lines.append(quoted(f"{name}[{text}]" + (f"{colons}value:{value}" if flag.value else "")))
     lines = ["_arguments -S"] + lines + after[argument_of(command)]
     return [f"    {command.name})", "        " + " \\\n            ".join(lines), "        ;;"]
 
@@ -192,7 +200,8 @@ def fish_lines(command):
     for flag in command.flags:
         value = f" -xa {quoted(' '.join(flag.words))}" if flag.words else \
             " -rF" if flag.value in ("FILE", "PREFIX") else " -x"
-        lines.append(f"{start} -l {flag.name[2:]}{value if flag.value and not flag.optional else ''}"
+        letter = "".join(f" -s {letter}" for letter in letter_of(flag))
+        lines.append(f"{start} -l {flag.name[2:]}{letter}{value if flag.value and not flag.optional else ''}"
                      f" -d {quoted(flag.help)}")
     return lines
 

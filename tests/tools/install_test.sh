@@ -14,6 +14,7 @@ failed=0
 
 # What uninstall goes by is that of the user's own installation again.
 [ ! -e "$log" ] || cp "$log" "$tree/log"
+# shellcheck disable=SC2317
 clean() {
         [ -z "$pid" ] || kill "$pid" 2>/dev/null
         rm -f "$log"
@@ -116,6 +117,7 @@ completes() (
 )
 echo >"$tree/a file"
 mkdir "$tree/path" && ln -s /bin/true "$tree/path/xyzzy-tool" && PATH=$PATH:$tree/path
+# shellcheck disable=SC2086
 is "commands" "$(completes gpureclaim '')" "$(printf '%s\n' $commands_listed --help --version | sort | tr '\n' ' ')"
 is "a command" "$(completes gpureclaim sta)" "status "
 for command in $commands_listed; do
@@ -129,6 +131,8 @@ is "words after =, the word not begun" "$(completes gpureclaim run --reuse =)" "
 is "a switch's value" "$(completes gpureclaim run --stats = '')" "0 1 "
 is "a size" "$(completes gpureclaim run --limit '')" " "
 is "a program" "$(completes gpureclaim run --stats --limit 1GiB xyzzy-t)" "xyzzy-tool "
+is "a program after a letter" "$(completes gpureclaim record -o "$tree/a" xyzzy-t)" "xyzzy-tool "
+is "where traces go" "$(completes gpureclaim record --output = "$tree/a f")" "$tree/a file "
 is "a program after --" "$(completes gpureclaim run -- xyzzy-t)" "xyzzy-tool "
 is "a program's own words" "$(completes gpureclaim wait --free = 1GiB ls --json "$tree/a f")" "$tree/a file "
 is "a file" "$(completes gpureclaim report --json "$tree/a f")" "$tree/a file "
