@@ -9,7 +9,8 @@ done
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 mkdir -p "$folder/copy/of sources"
-tar -C "$source" --exclude='./build*' --exclude=./.git --exclude=./shared -c . | tar -C "$folder/copy/of sources" -x || exit 1
+tar -C "$source" --exclude='./build*' --exclude="./${build#"$source/"}" --exclude=./.git --exclude=./shared -c . |
+        tar -C "$folder/copy/of sources" -x || exit 1
 cd "$folder/copy/of sources" || exit 1
 
 mapfile -t options < <(meson introspect --buildoptions "$build" | python3 -c '
@@ -20,7 +21,8 @@ for option in json.load(sys.stdin):
 [ ${#options[@]} -gt 0 ] || exit 1
 files=(shim/libgpureclaim.so tools/gpureclaim)
 export CCACHE_DISABLE=1
-{ CC=$3 meson setup "${options[@]}" deep/down/build && nice ninja -C deep/down/build "${files[@]}"; } >"$folder/out" 2>&1 ||
+{ CC=$3 meson setup "${options[@]}" deep/down/build && nice ninja -C deep/down/build "${files[@]}"; } \
+        >"$folder/out" 2>&1 ||
         { tail -n 30 "$folder/out" && exit 1; }
 failed=0
 for file in "${files[@]}"; do
