@@ -1045,7 +1045,8 @@ static void test_no_entry(void)
                 count++;
         memory_is_back();
         GR_CHECK_EQ(rc, -ENOMEM);
-        GR_CHECK(sg_calls(SG_MEM_ALLOC) > 1 + count); /* the driver gave one more */
+        if (GR_METADATA_IN_CHUNKS) /* else there are no structures left over, and the driver is not asked */
+                GR_CHECK(sg_calls(SG_MEM_ALLOC) > 1 + count); /* the driver gave one more */
         finish();
 }
 
