@@ -256,6 +256,14 @@ void gr_core_context_ending(struct gr_context *context)
         gr_pinned_ending(context);
 }
 
+/* A live block ends with its context, without a free of the program: a trace would have it for ever. */
+static void block_gone(struct gr_block *block)
+{
+        if (!(block->flags & GR_BLOCK_HOST))
+                gr_trace_add(GR_ENTRY_FREE, GR_ENTRY_NO_DEVICE, 0, block->ptr, 0);
+        gr_block_uncharge_and_delete(block);
+}
+
 void gr_core_context_gone(struct gr_context *context)
 {
         struct gr_core *core = context->core;
@@ -265,7 +273,7 @@ void gr_core_context_gone(struct gr_context *context)
         gr_arenas_quiesce(context);
         gr_fence_reset(context->fence);
         gr_split_context_gone(context);
-        gr_ledger_context_gone(core->ledger, context, gr_block_uncharge_and_delete);
+        gr_ledger_context_gone(core->ledger, context, block_gone);
         gr_arenas_context_gone(context);
         gr_graph_holds_context_gone(context);
         gr_blocks_context_gone(context);

@@ -86,6 +86,14 @@ exec 3>&-
 wait $!
 "$command" report trace | grep -q '^  limits changed: 1 times$' || fail "limit: not in the report"
 
+# Blocks that a context had when it ended are freed.
+for pool in none bins split auto; do
+        run env "GPURECLAIM_POOL=$pool" "$traced" gone
+        is "a context that ends, $pool: exit status" 0 $status
+        is "a context that ends, $pool: allocations" 30 "$(count allocate)"
+        is "a context that ends, $pool: frees" 30 "$(count free)"
+done
+
 # A file that cannot grow: its oldest part is used again, without a signal for the program.
 run bash -c "ulimit -f 2000 && exec env GPURECLAIM_POOL=bins $traced wraps 100000"
 is "the largest file: exit status" 0 $status

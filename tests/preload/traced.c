@@ -5,6 +5,7 @@
  *   until    goes on until its standard input ends
  *   wraps    COUNT rounds, then one block stays
  *   others   pins 1 MiB of host memory and captures a stream
+ *   gone     three times allocates 10 blocks and resets the context, which frees them
  *   behind   a second thread allocates, waits for a while, and allocates a block of its own size, which stays; 28000
  *            entries later 10000 more follow
  */
@@ -90,6 +91,14 @@ int main(int argc, char **argv)
                 GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
                 GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
                 GR_MUST(cuStreamEndCapture(stream, &graph));
+        } else if (strcmp(mode, "gone") == 0) {
+                for (int i = 0; i < 3; i++) {
+                        for (int block = 0; block < 10; block++)
+                                keep();
+                        GR_MUST(cuDevicePrimaryCtxReset(0));
+                        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+                        GR_MUST(cuCtxSetCurrent(context));
+                }
         } else if (strcmp(mode, "behind") == 0) {
                 pthread_barrier_init(&turn, NULL, 2);
                 GR_MUST(pthread_create(&thread, NULL, in_thread, &turn));
