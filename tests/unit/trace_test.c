@@ -94,6 +94,26 @@ static void test_order(void)
         gr_trace_free(&trace);
 }
 
+/* The free of a block whose address is allocated again is not in the file: its process was killed, or its batch reused. */
+static void test_lost_free(void)
+{
+        struct gr_trace trace;
+
+        make();
+        memset(file.entries, 0, sizeof(file.entries));
+        put(0, 10, 5, GR_ENTRY_HIT, 0x1000, 100);
+        put(1, 20, 5, GR_ENTRY_HIT, 0x1000, 30);
+        put(2, 30, 5, GR_ENTRY_FREE, 0x1000, 0);
+        GR_CHECK_EQ(read_bytes(sizeof(file), &trace), 0);
+        GR_CHECK_EQ(trace.count, 4);
+        GR_CHECK(trace.count == 4 && trace.ops[1].is_free);
+        GR_CHECK(trace.count == 4 && trace.ops[1].bytes == 100 && trace.ops[1].time_ns == 10);
+        GR_CHECK(trace.count == 4 && trace.ops[3].bytes == 30);
+        GR_CHECK_EQ(trace.peak_live_bytes, 100);
+        GR_CHECK_EQ(trace.skipped, 0);
+        gr_trace_free(&trace);
+}
+
 static void test_refused(void)
 {
         struct gr_trace trace;
@@ -155,6 +175,7 @@ int main(void)
 
         GR_MUST(made < 0 || close(made));
         test_order();
+        test_lost_free();
         test_refused();
         test_cut_off();
         test_any_bytes();

@@ -96,7 +96,15 @@ static int add(struct reader *reader, struct gr_trace_op op, uint64_t thread)
         if (rc)
                 return rc;
         HASH_FIND(hh, reader->live, &op.ptr, sizeof(op.ptr), live);
-        if (op.is_free ? !live : live || op.bytes == 0) {
+        if (live && !op.is_free && op.bytes > 0) { /* what had the address was freed, though the file does not say so */
+                struct gr_trace_op lost = op;
+
+                lost.is_free = true;
+                rc = add(reader, lost, thread);
+                if (rc)
+                        return rc;
+        }
+        if (op.is_free ? !live : op.bytes == 0) {
                 trace->skipped++;
                 return 0;
         }
