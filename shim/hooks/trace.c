@@ -19,6 +19,7 @@
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "system/environment.h"
+#include "system/messages.h"
 
 #define BATCH_BYTES  (GR_TRACE_BATCH * sizeof(struct gr_trace_entry))
 #define STEP         512 /* batches that the file grows by: 1 MiB */
@@ -43,13 +44,14 @@ static struct stat file GR_GUARDED_BY(lock);
 /*
  * Writes zeroes at the end of the file, for STEP more batches. A page of a mapping that the disk has no room for would
  * end the program (SIGBUS), and so would a size that only ftruncate had set. The file is opened anew each time: nothing
- * is left open for a program that closes all descriptors, or for its children. 0 or -errno.
+ * is left open for a program that closes all descriptors, or for its children; nor is it a standard stream that the
+ * program has closed and may print to. 0 or -errno.
  */
 GR_HELD(lock) static int extend(uint64_t present)
 {
         static char zeroes[65536];
         struct stat now;
-        int fd = open(path.text, O_WRONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK), rc = 0;
+        int fd = gr_message_begin(open(path.text, O_WRONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)), rc = 0;
 
         gr_assert_locked(&lock);
         if (fd < 0)
@@ -60,7 +62,7 @@ GR_HELD(lock) static int extend(uint64_t present)
                 rc = -errno;
         for (size_t i = 0; !rc && i < STEP * BATCH_BYTES; i += sizeof(zeroes))
                 rc = gr_log_write(fd, zeroes, sizeof(zeroes), GR_WRITE_WAIT_MS);
-        close(fd);
+        gr_message_end(fd);
         return rc;
 }
 
@@ -174,7 +176,7 @@ GR_HELD(lock) static int create(void)
                 return -EEXIST;
         if (unlink(path.text) != 0 && errno != ENOENT)
                 return -errno;
-        fd = open(path.text, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        fd = gr_message_begin(open(path.text, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
         if (fd < 0)
                 return -errno;
         clock_gettime(CLOCK_REALTIME, &now);
@@ -195,7 +197,7 @@ GR_HELD(lock) static int create(void)
                 else
                         header = mapped;
         }
-        close(fd);
+        gr_message_end(fd);
         return rc ? rc : extend(0);
 }
 

@@ -148,6 +148,11 @@ is "closes all: its file" "4 bytes in its file" "$(sort -u out)"
 is "closes all: frees" 20040 "$(count free)"
 [ ! -s err ] || fail "closes all: a warning"
 
+# What the program prints to streams that it has closed does not land in the trace.
+run "$traced" closed
+is "closed streams: exit status" 0 $status
+is "closed streams: frees" 20000 "$(count free)"
+
 # A child after fork writes nothing into its parent's trace.
 run "$process" fork
 is "fork: exit status" 0 $status

@@ -6,15 +6,20 @@
  *   wraps    COUNT rounds, then one block stays
  *   others   pins 1 MiB of host memory and captures a stream
  *   gone     three times allocates 10 blocks and resets the context, which frees them
+ *   closed   closes its standard streams; then the rounds. The exit status is 3 if the library writes to one
  *   behind   a second thread allocates, waits for a while, and allocates a block of its own size, which stays; 28000
  *            entries later 10000 more follow
  */
 #include <cuda.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -25,6 +30,16 @@
 
 static CUcontext context;
 static pthread_barrier_t turn;
+static bool closed, wrong;
+
+/* In place of the C library's, which the library calls before each write. */
+__attribute__((visibility("default"))) int poll(struct pollfd *fds, nfds_t count, int wait_ms)
+{
+        struct timespec left = {wait_ms / 1000, wait_ms % 1000 * 1000000L};
+
+        wrong |= closed && fds->fd <= STDERR_FILENO;
+        return (int)syscall(SYS_ppoll, fds, count, wait_ms < 0 ? NULL : &left, NULL, 0);
+}
 
 static void rounds(int count)
 {
@@ -63,6 +78,12 @@ int main(int argc, char **argv)
         pthread_t thread;
         char byte;
 
+        if (strcmp(mode, "closed") == 0) {
+                closed = true;
+                close(STDIN_FILENO);
+                close(STDOUT_FILENO);
+                close(STDERR_FILENO);
+        }
         GR_MUST(cuInit(0));
         GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
         GR_MUST(cuCtxSetCurrent(context));
@@ -99,6 +120,9 @@ int main(int argc, char **argv)
                         GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
                         GR_MUST(cuCtxSetCurrent(context));
                 }
+        } else if (strcmp(mode, "closed") == 0) {
+                rounds(20 * ROUNDS);
+                return wrong ? 3 : 0;
         } else if (strcmp(mode, "behind") == 0) {
                 pthread_barrier_init(&turn, NULL, 2);
                 GR_MUST(pthread_create(&thread, NULL, in_thread, &turn));
