@@ -30,14 +30,17 @@ static void pass_on(int signal, siginfo_t *info, void *ignored)
 static int run_program(const struct arguments *arguments)
 {
         static const int passed[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM};
+        struct sigaction ended = {.sa_handler = SIG_DFL}, ended_before;
         sigset_t all, before;
         int status;
 
         fflush(stdout);
         sigfillset(&all);
         sigprocmask(SIG_BLOCK, &all, &before);
+        sigaction(SIGCHLD, &ended, &ended_before); /* where it is ignored, nobody learns the exit status */
         program = fork();
         if (program == 0) {
+                sigaction(SIGCHLD, &ended_before, NULL);
                 sigprocmask(SIG_SETMASK, &before, NULL);
                 _exit(become("record", arguments->rest));
         }

@@ -207,5 +207,10 @@ grep -q 'recorded recorded/told' err || fail "record, told to end: not named"
 "$command" record --sim -o recorded/none true 2>err
 is "record, no CUDA: exit status" 0 $?
 grep -q 'no trace was written' err || fail "record, no CUDA: nothing is said"
+env --ignore-signal=CHLD "$command" record --sim -o recorded/none sh -c 'exit 7' 2>err
+is "record, SIGCHLD ignored: exit status" 7 $?
+env --ignore-signal=CHLD "$command" record --sim -o recorded/none grep SigIgn /proc/self/status >out 2>err
+env --ignore-signal=CHLD grep SigIgn /proc/self/status >said
+is "record: signals that the program ignores" "$(cat said)" "$(cat out)"
 
 exit $failed
