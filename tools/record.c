@@ -69,12 +69,23 @@ static bool began_since(const char *path, uint64_t since_ns)
         return whole && memcmp(header.magic, GR_TRACE_MAGIC, sizeof(header.magic)) == 0 && header.began_ns >= since_ns;
 }
 
+/* Whether a file is PREFIX.NUMBER.trace: one of another, longer prefix is not this record's. */
+static bool is_named(const char *name, const char *prefix)
+{
+        size_t prefix_length = strlen(prefix), digits;
+
+        if (strncmp(name, prefix, prefix_length) != 0 || name[prefix_length] != '.')
+                return false;
+        name += prefix_length + 1;
+        digits = strspn(name, "0123456789");
+        return digits > 0 && strcmp(name + digits, SUFFIX) == 0;
+}
+
 /* Names the traces that began since then. Returns how many. */
 static unsigned name_traces(const char *prefix, uint64_t since_ns)
 {
         const char *slash = strrchr(prefix, '/'), *base = slash ? slash + 1 : prefix;
         char folder[GR_PATH_BYTES], path[GR_PATH_BYTES + NAME_MAX + 2];
-        size_t base_length = strlen(base);
         struct dirent *found;
         unsigned count = 0;
         DIR *opened;
@@ -82,10 +93,7 @@ static unsigned name_traces(const char *prefix, uint64_t since_ns)
         snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(base - prefix) : 2, slash ? prefix : "./");
         opened = opendir(folder);
         while (opened && (found = readdir(opened))) {
-                size_t length = strlen(found->d_name);
-
-                if (length <= base_length + strlen(SUFFIX) || strncmp(found->d_name, base, base_length) != 0 ||
-                    found->d_name[base_length] != '.' || strcmp(found->d_name + length - strlen(SUFFIX), SUFFIX) != 0)
+                if (!is_named(found->d_name, base))
                         continue;
                 snprintf(path, sizeof(path), "%s%s", slash ? folder : "", found->d_name);
                 if (began_since(path, since_ns)) {

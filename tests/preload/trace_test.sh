@@ -212,5 +212,7 @@ is "record, SIGCHLD ignored: exit status" 7 $?
 env --ignore-signal=CHLD "$command" record --sim -o recorded/none grep SigIgn /proc/self/status >out 2>err
 env --ignore-signal=CHLD grep SigIgn /proc/self/status >said
 is "record: signals that the program ignores" "$(cat said)" "$(cat out)"
+"$command" record --sim -o recorded/one sh -c "GPURECLAIM_TRACE=recorded/one.more.1.trace $traced wraps 1" >out 2>err
+is "record, a longer prefix: said" 0 "$(grep -c 'recorded recorded' err)"
 
 exit $failed
