@@ -189,6 +189,8 @@ GR_HELD(lock) static int create(void)
                 close(command);
         }
         rc = fstat(fd, &file) == 0 ? gr_log_write(fd, &first, sizeof(first), GR_WRITE_WAIT_MS) : -errno;
+        if (!rc)
+                rc = extend(0);
         if (!rc) {
                 void *mapped = mmap(NULL, MAPPED_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
@@ -197,8 +199,10 @@ GR_HELD(lock) static int create(void)
                 else
                         header = mapped;
         }
+        if (rc && rc != -ESTALE) /* that is another process's */
+                unlink(path.text);
         gr_message_end(fd);
-        return rc ? rc : extend(0);
+        return rc;
 }
 
 void gr_trace_init(void)

@@ -114,7 +114,7 @@ is "a slow thread: its block" 1 "$(count allocate ,12345,)"
 run bash -c "ulimit -f 8 && exec env GPURECLAIM_POOL=bins $traced wraps 100"
 is "no room: exit status" 0 $status
 grep -q 'GPURECLAIM_TRACE: .*: File too large' err || fail "no room: no warning"
-is "no room: operations" 0 "$(count '[a-z]*')"
+[ ! -e trace ] || fail "no room: the file is still there"
 
 # A disk that is full: a page without room would end the program.
 mkdir disk
