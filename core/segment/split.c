@@ -93,8 +93,11 @@ static void forget_ranges(struct gr_context *context, struct gr_segment *segment
                 if (!used && !gap)
                         gr_budget_uncache(context->device, range->block.capacity_bytes);
                 /* If another thread is just handing the range out or freeing it, that thread frees the structure. */
-                if (!used || gr_ledger_make_gone(context->core->ledger, &range->block) == GR_BLOCK_LIVE)
-                        gr_block_delete(range);
+                if (used && gr_ledger_make_gone(context->core->ledger, &range->block) != GR_BLOCK_LIVE)
+                        continue;
+                if (used)
+                        gr_trace_add(GR_ENTRY_FREE, GR_ENTRY_NO_DEVICE, 0, range->block.ptr, 0);
+                gr_block_delete(range);
         }
         assert(end == segment->ptr + segment->bytes);
         (void)end;

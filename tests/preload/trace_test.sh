@@ -92,6 +92,7 @@ for pool in none bins split auto; do
         is "a context that ends, $pool: exit status" 0 $status
         is "a context that ends, $pool: allocations" 30 "$(count allocate)"
         is "a context that ends, $pool: frees" 30 "$(count free)"
+        "$command" report trace | grep -qF 'live at the end: 0 B in 0 blocks' || fail "a context that ends, $pool: live"
 done
 
 # A file that cannot grow: its oldest part is used again, without a signal for the program.

@@ -114,8 +114,12 @@ int main(int argc, char **argv)
                 GR_MUST(cuStreamEndCapture(stream, &graph));
         } else if (strcmp(mode, "gone") == 0) {
                 for (int i = 0; i < 3; i++) {
-                        for (int block = 0; block < 10; block++)
+                        for (int block = 0; block < 5; block++) {
+                                CUdeviceptr ptr;
+
                                 keep();
+                                GR_MUST(cuMemAlloc(&ptr, MIB)); /* a range of a segment, with some pool kinds */
+                        }
                         GR_MUST(cuDevicePrimaryCtxReset(0));
                         GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
                         GR_MUST(cuCtxSetCurrent(context));
