@@ -150,6 +150,7 @@ int command_record(const struct arguments *arguments)
                 complain("record: %s: %s", arguments->rest[0], strerror(-status));
                 return EXIT_FAILURE;
         }
+        signal(SIGPIPE, SIG_IGN); /* the exit status is the program's, also where nobody reads what is said here */
         if (name_traces(prefix, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec) == 0 &&
             !(WIFEXITED(status) && WEXITSTATUS(status) >= STATUS_NOT_EXECUTABLE))
                 complain("record: no trace was written: did the program use CUDA?");

@@ -215,5 +215,11 @@ env --ignore-signal=CHLD grep SigIgn /proc/self/status >said
 is "record: signals that the program ignores" "$(cat said)" "$(cat out)"
 "$command" record --sim -o recorded/one sh -c "GPURECLAIM_TRACE=recorded/one.more.1.trace $traced wraps 1" >out 2>err
 is "record, a longer prefix: said" 0 "$(grep -c 'recorded recorded' err)"
+# Nobody reads what record says.
+{
+        env --default-signal=PIPE "$command" record --sim -o recorded/none sh -c 'sleep 0.5; exit 7' >out
+        echo $? >said
+} 2>&1 | true
+is "record, standard error closed at its other end: exit status" 7 "$(cat said)"
 
 exit $failed
