@@ -94,7 +94,7 @@ static void test_order(void)
         gr_trace_free(&trace);
 }
 
-/* The free of a block whose address is allocated again is not in the file: its process was killed, or its batch reused. */
+/* An address that is allocated again, without a free in the file: the process was killed, or the batch used again. */
 static void test_lost_free(void)
 {
         struct gr_trace trace;
