@@ -59,8 +59,8 @@
 #include "stats.h"
 
 /*
- * All parts of the core in one structure, for whoever makes a core. The files of core/ do not need it: struct gr_core
- * has a pointer to each part.
+ * All parts of the core in one structure, for the caller that makes a core. The files of core/ do not need it: struct
+ * gr_core has a pointer to each part.
  */
 struct gr_parts {
         struct gr_ledger ledger;
@@ -109,7 +109,7 @@ void gr_core_will_wait(struct gr_core *core);
 
 /*
  * As gr_core_will_wait, for work that the program itself gives to a stream. gr_core_stream_waits follows each
- * gr_core_stream_will_wait once the driver has that work; until then nobody can say that the wait is over.
+ * gr_core_stream_will_wait once the driver has that work; until then it is not known whether the wait is over.
  */
 void gr_core_stream_will_wait(struct gr_core *core);
 void gr_core_stream_waits(struct gr_core *core);

@@ -342,7 +342,8 @@ void gr_budget_update_peak(struct gr_device *device)
 
         raise_to(&device->peak_live_bytes, live);
         raise_to(&device->recent_peak_bytes[0], live);
-        raise_to(&device->peak_reserved_bytes, live); /* it is sampled at other moments, so it could be lower */
+        /* Raised at charges only, by other values; but the peak of a part must not be above that of all. */
+        raise_to(&device->peak_reserved_bytes, live);
 }
 
 uint64_t gr_budget_recent_peak(struct gr_device *device)

@@ -60,7 +60,7 @@ static inline void gr_budget_add(_Atomic uint64_t *account, uint64_t bytes)
         (void)sum;
 }
 
-/* Adds bytes; false, and nothing is added, where that would be more than most. */
+/* Adds bytes, if the sum is then at most `most`. False: it would be more, and nothing was added. */
 bool gr_budget_add_up_to(_Atomic uint64_t *account, uint64_t bytes, uint64_t most);
 
 /* Makes device one without limits that holds nothing. ordinal: -1 for the host. */

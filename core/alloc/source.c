@@ -94,7 +94,7 @@ int gr_source_fresh_plain(const struct gr_source_request *request, struct gr_blo
         GR_NO_CANCEL; /* allocate may end the thread, with the bytes reserved */
 
         assert(bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && capacity >= bytes);
-        gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* of the driver, and of what it may wait for */
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* the driver may wait for the GPU */
         rc = gr_budget_reserve(device, capacity, &reserved);
         if (rc)
                 return rc;

@@ -72,10 +72,7 @@ struct gr_context {
         int ordinal;  /* of its device; constant */
         bool alive;   /* guarded by core->contexts_lock */
         bool joining; /* it is being added: not all fences cover its work yet; same lock */
-        /*
-         * Threads that are about to destroy it, so it may be gone in the driver: no visit begins; changed with the lock
-         * held
-         */
+        /* Threads that are about to destroy it: no visit begins meanwhile. Changed with the same lock held. */
         _Atomic unsigned ending;
         unsigned visitors; /* threads in gr_context_each; guarded likewise */
         struct gr_context *next;

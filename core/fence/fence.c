@@ -673,7 +673,7 @@ void gr_fence_forget(struct gr_fence *fence, struct gr_context *other)
 
 void gr_fence_reset(struct gr_fence *fence)
 {
-        assert(fence->owner); /* the fence of the process has no end */
+        assert(fence->owner); /* core->process_fence is never reset */
         gr_lock(&fence->lock);
         forget(fence, fence->owner);
         fence->accessor_count = 1;

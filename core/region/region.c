@@ -367,7 +367,7 @@ int gr_region_reserve(struct gr_region *region, uint64_t bytes, uint64_t limit_b
                 }
                 account_add(region, (unsigned)own, -bytes);
                 if (gr_region_sum(region, false) + bytes > limit_bytes && gr_region_sweep_again(region) == 0)
-                        return -EDQUOT; /* full even without this charge: that was no race */
+                        return -EDQUOT; /* full without this charge, too */
                 /* Back-off, of a different length in each process, so that two do not race again in step. */
                 region->ops->wait(word, atomic_load(word), RESERVE_NS * (1 + (region->token + (unsigned)i) % 4));
         }

@@ -445,7 +445,7 @@ uint64_t gr_expandable_collect(struct gr_context *context)
         gr_lock(&split->lock);
         idle = split->stuck_epoch > 0 && gr_fence_idle(context->fence, split->stuck_epoch);
         if (idle) {
-                split->stuck_epoch = 0; /* until one is found that has to be left again */
+                split->stuck_epoch = 0; /* return_stuck raises it again for what is not idle yet */
                 split->busy++;
         }
         memcpy(segments, split->expandable, sizeof(segments));

@@ -113,7 +113,7 @@ static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
                 first = hole->before;
         weigh(first, first->block.ptr, bytes, best);
         if (first != hole)
-                weigh(hole, hole->block.ptr, bytes, best); /* for when the range before it must not be opened */
+                weigh(hole, hole->block.ptr, bytes, best); /* in case the range before it must not be opened */
         if (!hole->after)
                 return; /* the end of the segment */
         if (is_hole_or_usable(hole->after))
@@ -287,7 +287,7 @@ static int map_holes(struct gr_context *context, struct gr_range *range, uint64_
                 rc = gr_extent_map(context, segment, at, stop - at);
                 lack_bytes -= stop - at;
                 if (rc) {
-                        gr_extent_commit(context, 0, lack_bytes, lack_bytes, rc); /* none of the rest is asked for */
+                        gr_extent_commit(context, 0, lack_bytes, lack_bytes, rc); /* cancels the charge of the rest */
                         return rc;
                 }
                 *ret_bytes += stop - at;
@@ -384,8 +384,8 @@ struct growth {
         struct gr_range *range; /* busy */
         uint64_t lack_bytes;    /* how much is still to be mapped for it */
         bool graph;             /* in a graph segment: memory in graphs can only move, some of it at a time */
-        bool wider;             /* than the request needs */
-        bool room;              /* before memory moves, where graph is true */
+        bool wider;             /* more is mapped than the request lacks */
+        bool room;              /* graph: the slack has room, so memory need not move */
 };
 
 /* Chooses the place; least_bytes > 0: one so wide that as much is mapped. -ENOSPC or -ENOMEM. Lock not held. */

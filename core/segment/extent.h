@@ -23,7 +23,7 @@ struct gr_page {
         size_t used_bytes;
         uint32_t pages; /* in the first page of an extent: how many it has; else 0 */
         uint32_t back;  /* how many pages before this one the extent begins */
-        /* In the first page that an extent's memory was moved away from: how many still have it mapped; else 0. */
+        /* In the first page of the addresses that an extent was moved from: how many still map its memory; else 0. */
         uint32_t stale;
         bool stuck; /* it has stuck ranges, so it goes back when its last used range is freed and it is idle */
 };

@@ -68,7 +68,7 @@ static inline void gr_assert_range_locked(const struct gr_range *range)
         gr_assert_locked(&range->block.context->split->lock);
 }
 
-/* Whether a range in state from may get state to. A new range is USED. One in state FREE leaves its free list first. */
+/* Whether the state may change so. A new range is USED. One in state FREE leaves its free list first. */
 static inline bool gr_range_may_become(enum gr_range_state from, enum gr_range_state to)
 {
 #define GR_FROM(state) (1u << GR_RANGE_##state)

@@ -20,14 +20,17 @@
 #define MOVE_BATCH   64
 #define EXTENTS_LOOK 512 /* extents looked at before one is chosen: some microseconds; a move takes 37 us and more */
 
-/* in_graphs: graphs have recorded the address. */
+/*
+ * The memory of range has a new place, but work up to epoch may still use it here. in_graphs: graphs have recorded the
+ * address.
+ */
 static void stale_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch, bool in_graphs)
 {
         struct gr_block *block = &range->block;
 
         gr_assert_locked(&split->lock);
         gr_range_become(range, GR_RANGE_STALE);
-        assert(!gr_page_is_mapped(gr_page_at(range->segment, block->ptr))); /* the memory is its new place's */
+        assert(!gr_page_is_mapped(gr_page_at(range->segment, block->ptr))); /* only its new place counts it */
         block->freed_epoch = epoch;
         if (in_graphs)
                 DL_APPEND(split->stale_graph_pages, block);

@@ -87,7 +87,7 @@ static void forget_ranges(struct gr_context *context, struct gr_segment *segment
                 }
                 if (segment->pages) {
                         gap = range->state != GR_RANGE_FREE && range->state != GR_RANGE_WAITING;
-                        if (used || range->state == GR_RANGE_STUCK) /* which its pages count as used */
+                        if (used || range->state == GR_RANGE_STUCK) /* its pages count both as used */
                                 gr_extent_use(context, range, -1);
                 }
                 if (!used && !gap)
@@ -262,7 +262,7 @@ GR_HOT_CODE struct gr_block *gr_split_take(struct gr_context *context, size_t by
                         gr_fence_barrier_for(context->fence, epoch);
                         gr_lock(&split->lock);
                 }
-                if (split->changes != changes || !gr_fence_usable(fence, epoch)) /* else it serves as it is */
+                if (split->changes != changes || !gr_fence_usable(fence, epoch)) /* else the range found first serves */
                         range = fit(context, bytes, from, gr_fence_usable_epoch(fence), &at);
         }
         if (range)

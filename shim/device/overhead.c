@@ -46,7 +46,7 @@ struct look {
         uint64_t before_bytes; /* what the previous measurement found */
 };
 
-static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_OVERHEAD); /* held across NVML; taken before stream_ordered.c's */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_OVERHEAD); /* held across NVML */
 static struct look looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 /* For executables, apart from the others: these also say how old driver_bytes is. */
 static struct look executable_looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);

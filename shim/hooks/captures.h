@@ -94,10 +94,10 @@ void gr_captures_hold(uint64_t ptr);
  */
 bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
-/* By what work leaves the order of a capture's stream. */
+/* What lets work be captured that runs beside the capture's stream. */
 enum gr_fork {
-        GR_FORK_BY_EVENT, /* it follows what was captured before the event */
-        GR_FORK_BY_HAND,  /* it need not follow anything */
+        GR_FORK_BY_EVENT, /* an event: the work follows what was captured before it */
+        GR_FORK_BY_HAND,  /* the program itself, by hand: the work need not follow anything */
 };
 
 /*

@@ -341,8 +341,8 @@ looked:
 }
 
 /*
- * A call for a graph was refused for lack of memory, of which nobody can say how much: climbs the ladder, which calls
- * attempt after each rung.
+ * A call for a graph was refused for lack of memory, the driver does not say of how much: climbs the ladder, which
+ * calls attempt after each rung.
  */
 static void climb(int (*attempt)(void *arg), void *arg)
 {

@@ -123,7 +123,7 @@ static int expected_ordinal(void *nvml_device, const char *uuid)
         if (!real.index || real.index(nvml_device, &index) != 0)
                 index = UINT32_MAX;
         if (!visible)
-                return (int)index; /* the caller looks whether there can be such a device */
+                return (int)index; /* the caller checks that there can be such a device */
         for (; *visible; ordinal++) {
                 size_t length = strcspn(visible, ",");
                 char *end;

@@ -17,13 +17,13 @@
 #include "system/workers.h"
 
 #define BACKLOG     64
-#define TRIES       2 /* how often is tried what may fail for lack of memory or of descriptors */
+#define TRIES       2 /* of what may fail for lack of memory or of descriptors */
 #define PAUSE_NS    UINT64_C(10000000)
 #define LOOK_MS     400 /* longest sleep of the thread: a process whose own threads have ended waits for it */
 #define ANSWER_NS   UINT64_C(5000000000) /* longest wait for an asker to ask, or to take what was sent */
 #define ANSWERS_MAX 64                   /* askers that are answered at the same time */
 #define SILENT_MAX  64                   /* askers that have not asked yet */
-#define CROWDED_MS  100                  /* where there are as many, the longest wait for one of them */
+#define CROWDED_MS  100                  /* the longest wait for one of them once there are SILENT_MAX */
 
 static struct gr_lock service_lock = GR_LOCK_INIT(GR_RANK_IPC);
 static struct {

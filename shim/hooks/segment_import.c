@@ -15,7 +15,7 @@
 #include "system/messages.h"
 #include "system/platform.h"
 
-#define TRIES    2 /* how often is tried what may fail for lack of memory or of descriptors */
+#define TRIES    2 /* of what may fail for lack of memory or of descriptors */
 #define PAUSE_NS UINT64_C(10000000)
 #define OPEN_NS  UINT64_C(10000000000) /* longest wait for the exporter's answer, and for each piece */
 

@@ -35,7 +35,7 @@ static struct gr_capture about_to_begin(CUstream stream, enum gr_null_stream nul
         return capture;
 }
 
-/* Into a graph that the program knows, so that it has other nodes, or may get some by hand; or into a new one. */
+/* Whether a capture makes a new graph, or adds to one of the program, which may have or get other nodes. */
 enum target { NEW_GRAPH, INTO_GRAPH };
 #define BEGIN_CAPTURE(symbol, null_stream, target, mode, stream, ...)                                                  \
         do {                                                                                                           \

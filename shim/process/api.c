@@ -30,7 +30,7 @@ struct registered {
         struct gr_reclaimable entry;
 };
 
-static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_API); /* taken before the registry's */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_API);
 static struct registered table[GR_RECLAIMABLES_MAX] GR_GUARDED_BY(lock);
 static uint64_t last_id GR_GUARDED_BY(lock);
 static bool core_ready GR_GUARDED_BY(lock);
