@@ -687,7 +687,6 @@ static void forget_blocks(struct gr_arena *arena)
         for (size_t class = 0; class < GR_CLASS_COUNT; class ++) {
                 struct gr_bin *bin = &arena->bins[class];
                 struct gr_block *block, *tmp;
-
                 uint32_t count = gr_bin_count(bin);
 
                 DL_FOREACH_SAFE (bin->blocks, block, tmp) {

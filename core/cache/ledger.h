@@ -33,9 +33,8 @@ enum gr_block_flags {
         GR_BLOCK_SPILLED = 2,  /* host memory in place of the device's; constant */
         GR_BLOCK_HOST = 4,     /* pinned host memory (pinned.h); constant */
         GR_BLOCK_SPLIT = 8,    /* a range of a segment (split.h), not an allocation of its own; constant */
-        GR_BLOCK_GRAPH =
-                32, /* with GR_BLOCK_SPLIT: the segment is one for graphs (segment/graph_segments.h); constant */
-        GR_BLOCK_SYNC = 16, /* what the program has set as SYNC_MEMOPS, where the driver does not keep it */
+        GR_BLOCK_SYNC = 16,    /* what the program has set as SYNC_MEMOPS, where the driver does not keep it */
+        GR_BLOCK_GRAPH = 32,   /* with GR_BLOCK_SPLIT: of a graph segment (segment/graph_segments.h); constant */
 };
 
 /*
