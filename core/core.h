@@ -15,10 +15,10 @@
  *                 +-- struct gr_segment    addresses with extents of memory (struct gr_page)
  *                       +-- struct gr_range      what they are cut into; a used one is a block (picture: split.h)
  *
- * The folders, from the bottom up: base/ is what any program has; account/ knows sizes and limits; region/ is what
- * processes share; context/, fence/ and cache/ serve cached memory, host/ pinned memory, segment/ mapped memory;
- * reclaim/ gives memory back; alloc/ is an allocation and a free of the program, composed of these. core/meson.build
- * has the order.
+ * The folders, from the bottom up: base/ is what any program has; context/ lists the contexts; account/ knows sizes and
+ * limits; region/ is what processes share; fence/ says when freed memory may be used again; cache/ serves cached
+ * memory, host/ pinned memory, segment/ mapped memory; reclaim/ gives memory back; alloc/ is an allocation and a free
+ * of the program, composed of these. core/meson.build has the order of the files.
  */
 #ifndef GR_CORE_H
 #define GR_CORE_H

@@ -1,6 +1,6 @@
 /*
- * The pool kind `split`: segments from the driver, cut into ranges of any multiple of 512 B. For programs whose sizes
- * keep changing, where blocks kept by size would pile up.
+ * Segments: large pieces of addresses that are cut into ranges of any multiple of 512 B. They serve the pool kinds
+ * `auto`, the default, and `split`. For programs whose sizes keep changing, where blocks kept by size would pile up.
  *
  *     pages   |   2 MiB   |   2 MiB   |   2 MiB   |   2 MiB   |   2 MiB   |
  *     extents |== mapped =|== mapped =|           |==== mapped in one ====|
@@ -34,7 +34,7 @@
  * moved to where they are needed, and idle memory is returned. That costs calls of the driver, which may take a fixed
  * share of the time: the more was spent lately, the more footprint is accepted.
  *
- * With GR_POOL_AUTO the bins serve more of the small requests. Freed ranges, but of large ones only a few, wait in
+ * With pool kind `auto` the bins serve more of the small requests. Freed ranges, but of large ones only a few, wait in
  * fastbins (fastbin.h) for a request of their size, so that threads do not meet at the split's lock. Where no memory
  * can be mapped the bins serve all.
  *
