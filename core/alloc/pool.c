@@ -215,7 +215,7 @@ static int alloc(const struct gr_source_request *request, uint64_t *ret_ptr)
 
 int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
-        uint64_t ptr = bytes <= GR_BLOCK_MAX_BYTES ? gr_arena_alloc(context, bytes) : 0;
+        uint64_t ptr = bytes <= GR_BLOCK_MAX_BYTES ? gr_pool_alloc_fast(context, bytes) : 0;
 
         if (__builtin_expect(ptr != 0, 1)) {
                 *ret_ptr = ptr;

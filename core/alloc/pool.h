@@ -23,9 +23,15 @@
  */
 int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
+/* The fast path of gr_pool_alloc; 0 < bytes <= GR_BLOCK_MAX_BYTES. 0: gr_pool_alloc_slow has to go on. */
+static inline uint64_t gr_pool_alloc_fast(struct gr_context *context, size_t bytes)
+{
+        return gr_arena_alloc(context, bytes);
+}
+
 /*
- * The slow path of gr_pool_alloc, for a request for which gr_arena_alloc returned 0. Its steps; the first that has a
- * block ends it, and the block is handed out:
+ * The slow path of gr_pool_alloc, for a request for which gr_pool_alloc_fast returned 0. Its steps; the first that has
+ * a block ends it, and the block is handed out:
  *
  *   1 take_own_behind_barrier  a block of the thread's own bin or fastbin, after a barrier. Where blocks wait there and
  *                              a barrier is cheap it takes the place of 2 and 3; now and then 4 comes first

@@ -13,7 +13,7 @@
  * fails, the block is unchanged.
  *
  * The inline functions are the fast path; the slow path is in memory.c, and gets its result. ptr: the address that
- * gr_arena_alloc returned, or 0 if it found nothing or was skipped because a capture is open. freed: what
+ * gr_pool_alloc_fast returned, or 0 if it found nothing or was skipped because a capture is open. freed: what
  * gr_pool_free_fast set, or all zero if it was skipped because there is a trace. (An allocation does not go through
  * gr_pool_alloc: the slow path here has steps of its own before that of the pool.)
  */
@@ -23,7 +23,7 @@ int gr_memory_free_slow(CUdeviceptr ptr, struct gr_begun_free freed);
 static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
 {
         /* Does not touch errno; the slow path may */
-        uint64_t ptr = gr_captures_are_open() ? 0 : gr_arena_alloc(context, bytes);
+        uint64_t ptr = gr_captures_are_open() ? 0 : gr_pool_alloc_fast(context, bytes);
 
         if (__builtin_expect(!ptr || gr_trace_is_on(), 0))
                 return gr_memory_alloc_slow(context, ptr, bytes, ret_ptr);
