@@ -357,6 +357,54 @@ static int from_host(struct climb *climb, struct gr_block **ret_block)
         return rc ? climb->error : 0;
 }
 
+/* One rung before FAIL, and the tries of the request that belong to it. */
+static int from(struct climb *climb, enum gr_rung rung, struct gr_block **ret_block)
+{
+        int rc;
+
+        switch (rung) {
+        case GR_RUNG_READY:
+        case GR_RUNG_FENCE:
+                return from_cache(climb, rung, ret_block);
+        case GR_RUNG_PURGE:
+        case GR_RUNG_DRIVER:
+        case GR_RUNG_DROP:
+                return from_rung(climb, rung, ret_block);
+        case GR_RUNG_TRIM:
+        case GR_RUNG_SYNC:
+                rc = from_rung(climb, rung, ret_block);
+                return out_of_memory(rc) ? from_larger(climb, rung, ret_block) : rc;
+        case GR_RUNG_NEIGHBOUR:
+                rc = from_driver_plainly(climb, ret_block);
+                return out_of_memory(rc) ? from_neighbours(climb, ret_block) : rc;
+        case GR_RUNG_WAIT:
+                return from_wait(climb, ret_block);
+        case GR_RUNG_SPILL:
+                return from_host(climb, ret_block);
+        default:
+                return climb->error;
+        }
+}
+
+/* The FAIL rung: the report, and a moment in which this thread's frees bypass the cache. */
+static void fail(struct climb *climb)
+{
+        struct gr_core *core = climb->context->core;
+
+        gr_count(core, GR_COUNTER_failures, 1);
+        atomic_fetch_add(&core->counters.rungs[GR_RUNG_FAIL].tries, 1);
+        gr_oom_report(&(struct gr_oom_report){.context = climb->context,
+                                              .bytes = climb->bytes,
+                                              .need_bytes = need_bytes(climb),
+                                              .block = any_block_serves(climb),
+                                              .limited = climb->error == -EDQUOT,
+                                              .begin_ns = climb->begin_ns,
+                                              .given_bytes = climb->given_bytes,
+                                              .tries = climb->tries});
+        gr_thread.bypass_until_ns = core->driver->now_ns() + BYPASS_NS;
+}
+
+/* The ladder for both kinds of request; ret_block: NULL for memory that is not a block. */
 static int climb_all(struct climb *climb, struct gr_block **ret_block)
 {
         struct gr_context *context = climb->context;
@@ -376,51 +424,10 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                 rc = try_again(climb, ret_block);
         }
 
-        for (enum gr_rung rung = GR_RUNG_READY; rung < GR_RUNG_FAIL && out_of_memory(rc); rung++) {
-                switch (rung) {
-                case GR_RUNG_READY:
-                case GR_RUNG_FENCE:
-                        rc = from_cache(climb, rung, ret_block);
-                        break;
-                case GR_RUNG_TRIM:
-                case GR_RUNG_SYNC:
-                        rc = from_rung(climb, rung, ret_block);
-                        if (out_of_memory(rc))
-                                rc = from_larger(climb, rung, ret_block);
-                        break;
-                case GR_RUNG_PURGE:
-                case GR_RUNG_DRIVER:
-                case GR_RUNG_DROP:
-                        rc = from_rung(climb, rung, ret_block);
-                        break;
-                case GR_RUNG_NEIGHBOUR:
-                        rc = from_driver_plainly(climb, ret_block);
-                        if (out_of_memory(rc))
-                                rc = from_neighbours(climb, ret_block);
-                        break;
-                case GR_RUNG_WAIT:
-                        rc = from_wait(climb, ret_block);
-                        break;
-                case GR_RUNG_SPILL:
-                        rc = from_host(climb, ret_block);
-                        break;
-                default:
-                        break;
-                }
-        }
-        if (!out_of_memory(rc))
-                return rc;
-        gr_count(core, GR_COUNTER_failures, 1);
-        atomic_fetch_add(&core->counters.rungs[GR_RUNG_FAIL].tries, 1);
-        gr_oom_report(&(struct gr_oom_report){.context = context,
-                                              .bytes = climb->bytes,
-                                              .need_bytes = need_bytes(climb),
-                                              .block = any_block_serves(climb),
-                                              .limited = climb->error == -EDQUOT,
-                                              .begin_ns = climb->begin_ns,
-                                              .given_bytes = climb->given_bytes,
-                                              .tries = climb->tries});
-        gr_thread.bypass_until_ns = core->driver->now_ns() + BYPASS_NS;
+        for (enum gr_rung rung = GR_RUNG_READY; rung < GR_RUNG_FAIL && out_of_memory(rc); rung++)
+                rc = from(climb, rung, ret_block);
+        if (out_of_memory(rc))
+                fail(climb);
         return rc;
 }
 
