@@ -46,13 +46,44 @@ static void note_expandable(struct gr_core *core, bool small, uint64_t ptr, uint
         atomic_store(&core->expandable_pages, (uint32_t)(bytes >> GR_PAGE_SHIFT));
 }
 
+/* The structures of a segment of this kind at these addresses, which are one range. NULL: out of memory. */
+static struct gr_segment *new_segment(struct gr_context *context, enum gr_expandable_kind kind, uint64_t ptr,
+                                      uint64_t bytes)
+{
+        struct gr_segment *segment = gr_metadata_alloc(sizeof(*segment));
+        struct gr_range *range = gr_block_new();
+
+        assert((ptr | bytes) % GR_PAGE_BYTES == 0);
+        if (segment) {
+                segment->pages = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*segment->pages));
+                segment->begins = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*segment->begins));
+        }
+        if (!segment || !range || !segment->pages || !segment->begins) {
+                if (segment)
+                        gr_segment_destroy(segment); /* with no ranges yet */
+                gr_block_delete(range);
+                return NULL;
+        }
+        segment->ptr = ptr;
+        segment->bytes = bytes;
+        segment->small = kind == GR_EXPANDABLE_SMALL || kind == GR_EXPANDABLE_GRAPH_SMALL;
+        segment->graph = segment->in_graphs = gr_is_graph_kind(kind);
+        segment->first = range;
+        segment->begins[0] = range;
+        range->segment = segment;
+        range->block.ptr = ptr;
+        range->block.capacity_bytes = bytes;
+        range->block.context = context;
+        range->block.flags = GR_BLOCK_SPLIT;
+        return segment;
+}
+
 int gr_expandable_open(struct gr_context *context, enum gr_expandable_kind kind)
 {
-        bool graph = gr_is_graph_kind(kind), small = kind == GR_EXPANDABLE_SMALL || kind == GR_EXPANDABLE_GRAPH_SMALL;
+        bool graph = gr_is_graph_kind(kind);
         struct gr_split *split = context->split;
         const struct gr_driver *driver = context->core->driver;
-        struct gr_segment *segment = NULL;
-        struct gr_range *range = NULL;
+        struct gr_segment *segment;
         uint64_t bytes = 0, total, ptr = 0;
         bool added = false;
 
@@ -68,38 +99,21 @@ int gr_expandable_open(struct gr_context *context, enum gr_expandable_kind kind)
         }
         if (!ptr)
                 goto refuse;
-        segment = gr_metadata_alloc(sizeof(*segment));
-        range = gr_block_new();
-        if (segment) {
-                segment->pages = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*segment->pages));
-                segment->begins = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*segment->begins));
-        }
-        if (!segment || !range || !segment->pages || !segment->begins)
+        segment = new_segment(context, kind, ptr, bytes);
+        if (!segment)
                 goto refuse;
-        assert((ptr | bytes) % GR_PAGE_BYTES == 0);
-        segment->ptr = ptr;
-        segment->bytes = bytes;
-        segment->small = small;
-        segment->graph = segment->in_graphs = graph;
-        segment->first = range;
-        segment->begins[0] = range;
-        range->segment = segment;
-        range->block.ptr = ptr;
-        range->block.capacity_bytes = bytes;
-        range->block.context = context;
-        range->block.flags = GR_BLOCK_SPLIT;
         gr_lock(&split->lock);
         if (!split->expandable[kind] && gr_segments_add(split, segment)) {
                 split->expandable[kind] = segment;
                 if (!graph)
-                        note_expandable(context->core, small, ptr, bytes);
-                gr_extent_hole_enter(range);
+                        note_expandable(context->core, segment->small, ptr, bytes);
+                gr_extent_hole_enter(segment->first);
                 added = true;
         }
         gr_unlock(&split->lock);
         if (added)
                 return 0;
-        gr_block_delete(range); /* another thread was faster */
+        gr_block_delete(segment->first); /* another thread was faster */
         gr_expandable_close(context, segment);
         return split->expandable[kind] ? 0 : -ENOSPC;
 refuse:
@@ -109,9 +123,6 @@ refuse:
                                                                   : "split takes segments from the driver's allocator");
         if (ptr)
                 driver->mem_unreserve(ptr, bytes);
-        if (segment)
-                gr_segment_destroy(segment); /* with no ranges yet */
-        gr_block_delete(range);
         return -ENOSPC;
 }
 
