@@ -164,7 +164,7 @@ static __attribute__((noinline)) void note_live(struct gr_arena *arena)
 }
 
 /* Counts a served request. Arena lock held. */
-static inline void hit(struct gr_arena *arena)
+static inline void count_hit(struct gr_arena *arena)
 {
         gr_assert_spin_locked(&arena->lock, GR_RANK_ARENA);
         if (__builtin_expect(++arena->hits >= arena->note_at, 0))
@@ -175,7 +175,8 @@ static inline void hit(struct gr_arena *arena)
  * Counts bytes as freed now and returns the epoch of that. *ret_should_close: the arena has freed so much into the
  * epoch that it should be closed. Arena lock held.
  */
-static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uint64_t bytes, bool *ret_should_close)
+static inline uint64_t note_freed(struct gr_arena *arena, struct gr_fence *fence, uint64_t bytes,
+                                  bool *ret_should_close)
 {
         uint64_t epoch = gr_fence_note_freed_into(fence, arena->shard, bytes);
         uint64_t before = arena->open_epoch == epoch ? arena->open_bytes : 0;
@@ -202,7 +203,8 @@ static inline bool may_hand_out(const struct gr_block *block, struct gr_context 
 }
 
 /* Hands a block that may_hand_out allows, in no list, to the program, with this arena as its home. Arena lock held. */
-static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, uint32_t generation, size_t bytes)
+static inline uint64_t hand_out_at_home(struct gr_arena *arena, struct gr_block *block, uint32_t generation,
+                                        size_t bytes)
 {
         uint64_t ptr = block->ptr;
         struct gr_block **place = recent_place(arena, ptr);
@@ -217,7 +219,7 @@ static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, 
         gr_block_set_generation(block, generation);
         atomic_store_explicit(&block->requested_bytes, bytes, memory_order_relaxed);
         atomic_store_explicit(&block->state, state_at_home(arena), memory_order_release);
-        hit(arena);
+        count_hit(arena);
         return ptr;
 }
 
@@ -264,7 +266,7 @@ GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct 
         block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
         if (block && may_hand_out(block, context, context->fence)) {
                 gr_fastbin_leave(&arena->fastbins, block);
-                ptr = hand_out(arena, block, next_generation(arena), bytes);
+                ptr = hand_out_at_home(arena, block, next_generation(arena), bytes);
                 remember_arena(arena);
         }
         gr_arena_unlock(arena);
@@ -279,7 +281,7 @@ struct gr_block *gr_arena_take_fastbin(struct gr_arena *arena, size_t bytes)
         block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
         if (block && may_hand_out(block, arena->context, arena->context->fence)) {
                 gr_fastbin_leave(&arena->fastbins, block);
-                hit(arena);
+                count_hit(arena);
         } else {
                 block = NULL;
         }
@@ -325,7 +327,7 @@ GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         if (__builtin_expect(block && block->capacity_bytes >= bytes && may_hand_out(block, context, fence), 1)) {
                 remove_from(arena, bin, block, block);
                 bin->hits++;
-                ptr = hand_out(arena, block, gr_block_next_generation(block), bytes);
+                ptr = hand_out_at_home(arena, block, gr_block_next_generation(block), bytes);
                 remember_arena(arena);
         }
         gr_arena_unlock(arena);
@@ -343,7 +345,7 @@ GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
         gr_arena_lock(arena);
         if (may_hit(context) && atomic_load(&block->state) == GR_BLOCK_CACHED &&
             !atomic_load(&context->fastbins_closed))
-                ptr = hand_out(arena, block, next_generation(arena), bytes);
+                ptr = hand_out_at_home(arena, block, next_generation(arena), bytes);
         gr_arena_unlock(arena);
         remember_arena(arena);
         return ptr;
@@ -387,7 +389,7 @@ static inline __attribute__((always_inline)) bool take_back(struct gr_arena *are
         }
         assert(atomic_load(&block->state) == state_at_home(arena));
         *place = NULL;
-        block->freed_epoch = freed(arena, fence, block->capacity_bytes, ret_should_close);
+        block->freed_epoch = note_freed(arena, fence, block->capacity_bytes, ret_should_close);
         atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_release);
         if (flags == GR_BLOCK_SPLIT)
                 gr_fastbin_take_back(&arena->fastbins, block);
@@ -459,7 +461,7 @@ void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synce
         assert(atomic_load(&block->state) >> GR_HOME_SHIFT == 0); /* claimed: no arena remembers it */
         gr_arena_lock(arena);
         /* After a sync no work uses the block; epoch 0 has always passed. */
-        block->freed_epoch = synced ? 0 : freed(arena, context->fence, block->capacity_bytes, ret_should_close);
+        block->freed_epoch = synced ? 0 : note_freed(arena, context->fence, block->capacity_bytes, ret_should_close);
         put_in_bin(arena, block);
         gr_arena_unlock(arena);
 }
@@ -468,8 +470,8 @@ void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synce
  * The smallest usable block of the bin with at_least to at_most bytes; the oldest where the class has one size. Arena
  * lock held.
  */
-static struct gr_block *best(struct gr_arena *arena, struct gr_bin *bin, unsigned class, size_t at_least,
-                             size_t at_most)
+static struct gr_block *best_usable(struct gr_arena *arena, struct gr_bin *bin, unsigned class, size_t at_least,
+                                    size_t at_most)
 {
         struct gr_block *block, *found = NULL;
 
@@ -501,11 +503,11 @@ struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned 
                 if (gr_bin_count(bin) == 0)
                         continue;
                 gr_arena_lock(arena);
-                block = best(arena, bin, class, at_least, at_most);
+                block = best_usable(arena, bin, class, at_least, at_most);
                 if (block) {
                         gr_arena_bin_remove(arena, bin, block);
                         bin->hits++;
-                        hit(arena);
+                        count_hit(arena);
                 }
                 gr_arena_unlock(arena);
         }
