@@ -1,5 +1,5 @@
 /*
- * Ranges of the pool kind `split`: the pieces that a segment is cut into, in order of address, and their free lists.
+ * Ranges: the pieces that a segment is cut into, in order of address, and their free lists. split.h has a picture.
  * For the files of core/segment only. The split's lock is held for everything here.
  */
 #ifndef GR_RANGE_H

@@ -1,8 +1,8 @@
 /*
  * Remap: memory of free pages moves to addresses where a request needs it, by mapping its handle there a second time.
  * Work that is submitted later runs after the work that may still use the memory under its old addresses, so the host
- * does not wait. The old addresses are then stale, and are unmapped when that work has passed; those that
- * graphs have recorded, when the last graph has gone.
+ * does not wait. The old addresses are then stale, and are unmapped when that work has passed; those that graphs have
+ * recorded, when the last graph has gone.
  */
 #ifndef GR_REMAP_H
 #define GR_REMAP_H
