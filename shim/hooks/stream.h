@@ -1,4 +1,4 @@
-/* Streams that wait for the host or for another process, by a graph too. */
+/* Graphs whose launch may make a stream wait for the host or for another process. */
 #ifndef GR_STREAM_H
 #define GR_STREAM_H
 
