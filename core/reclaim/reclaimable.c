@@ -164,7 +164,7 @@ GR_NOT_CHECKED static void call_slot(struct gr_core *core, struct gr_reclaimable
         struct gr_reclaimable *entry = slot->entry;
         uint64_t limit_ns = entry->limit_ns ? entry->limit_ns : GR_RECLAIMABLE_LIMIT_NS;
         uint64_t run = slot->runs, now_ns = core->driver->now_ns();
-        bool apart = entry->apart && registry->apart, posted = true;
+        bool on_worker = entry->on_worker && registry->call_worker, posted = true;
 
         gr_assert_locked(&core->registry->lock);
         assert(entry && (drop ? entry->drop : entry->purge));
@@ -187,12 +187,12 @@ GR_NOT_CHECKED static void call_slot(struct gr_core *core, struct gr_reclaimable
         slot->device = device;
         slot->want_bytes = want_bytes;
         gr_unlock(&registry->lock);
-        if (apart)
-                posted = registry->apart(run_slot, slot);
+        if (on_worker)
+                posted = registry->call_worker(run_slot, slot);
         else
                 run_slot(slot);
         gr_lock(&registry->lock);
-        if (!apart)
+        if (!on_worker)
                 return;
         if (!posted) { /* no worker: it does not run this time */
                 assert(slot->running && !slot->started);

@@ -2,9 +2,9 @@
  * Reclaimables: parts of the program that hold device memory and can give some of it back when asked (gpureclaim.h).
  *
  * Each caller runs them one after the other. A reclaimable that fails, or does not return by its deadline, is named in
- * the log; after several failures in a row it is not called for a while. One with `apart` set runs on a worker
- * (gr_registry.apart), because it may need a lock that the allocating thread holds. The caller waits for it only until
- * the deadline, and it may run on after that. A running reclaimable may free, allocate, reclaim, register and
+ * the log; after several failures in a row it is not called for a while. One with `on_worker` set runs on a worker
+ * (gr_registry.call_worker), because it may need a lock that the allocating thread holds. The caller waits for it only
+ * until the deadline, and it may run on after that. A running reclaimable may free, allocate, reclaim, register and
  * unregister, also itself. It is never called a second time while it runs. Its own allocations call no reclaimables and
  * ask no neighbours: two processes that ask each other would each wait for a reclaimable that waits for the other
  * process.
@@ -36,8 +36,8 @@ struct gr_reclaimable {
         gr_reclaimable_function *purge; /* give up what is idle; NULL for nothing. Returns 0 or -errno */
         gr_reclaimable_function *drop;  /* drop state that can be built again; NULL for nothing. Returns 0 or -errno */
         void *arg;
-        uint64_t limit_ns; /* deadline of one run where apart; 0: GR_RECLAIMABLE_LIMIT_NS */
-        bool apart;
+        uint64_t limit_ns; /* deadline of one run where on_worker; 0: GR_RECLAIMABLE_LIMIT_NS */
+        bool on_worker;
 };
 
 struct gr_reclaimable_slot {
@@ -67,7 +67,7 @@ struct gr_registry {
          * Has a worker call work(arg) soon; false: no worker could be started. NULL: all reclaimables run on the
          * calling thread. Set before the first reclaimable is registered.
          */
-        bool (*apart)(void (*work)(void *arg), void *arg);
+        bool (*call_worker)(void (*work)(void *arg), void *arg);
 };
 
 void gr_reclaimables_init(struct gr_registry *registry);

@@ -64,7 +64,7 @@ static void prepare_thread(void)
 void gr_api_init(void)
 {
         gr_worker_init(prepare_thread);
-        gr_core.registry->apart = gr_worker_call;
+        gr_core.registry->call_worker = gr_worker_call;
         gr_lock(&lock);
         assert(!core_ready);
         core_ready = true;
@@ -110,7 +110,7 @@ GR_EXPORT int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimab
                         .drop = reclaimable->drop ? call_drop : NULL,
                         .arg = &slot->hooks,
                         .limit_ns = (uint64_t)reclaimable->limit_ms * 1000000,
-                        .apart = true,
+                        .on_worker = true,
                 };
                 if (core_ready)
                         rc = gr_reclaimable_register(&gr_core, &slot->entry);

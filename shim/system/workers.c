@@ -19,7 +19,7 @@ struct call {
         void *arg;
 };
 
-static struct gr_lock apart_lock = GR_LOCK_INIT(GR_RANK_WORKERS);
+static struct gr_lock workers_lock = GR_LOCK_INIT(GR_RANK_WORKERS);
 static struct {
         pthread_cond_t changed, stopped;
         struct call calls[CALLS_MAX]; /* ring; the oldest call is calls[first] */
@@ -27,7 +27,7 @@ static struct {
         unsigned idle, threads;
         bool stop;
         void (*prepare)(void);
-} apart GR_GUARDED_BY(apart_lock) = {.changed = PTHREAD_COND_INITIALIZER, .stopped = PTHREAD_COND_INITIALIZER};
+} workers GR_GUARDED_BY(workers_lock) = {.changed = PTHREAD_COND_INITIALIZER, .stopped = PTHREAD_COND_INITIALIZER};
 
 static struct gr_lock threads_lock = GR_LOCK_INIT(GR_RANK_THREADS);
 static struct {
@@ -49,10 +49,10 @@ static struct timespec after(uint64_t ns)
 
 void gr_worker_init(void (*prepare)(void))
 {
-        gr_lock(&apart_lock);
-        assert(apart.threads == 0); /* workers that run already would miss it */
-        apart.prepare = prepare;
-        gr_unlock(&apart_lock);
+        gr_lock(&workers_lock);
+        assert(workers.threads == 0); /* workers that run already would miss it */
+        workers.prepare = prepare;
+        gr_unlock(&workers_lock);
 }
 
 static void *thread_main(void *arg)
@@ -60,30 +60,30 @@ static void *thread_main(void *arg)
         void (*prepare)(void);
 
         (void)arg;
-        gr_lock(&apart_lock);
-        prepare = apart.prepare;
-        gr_unlock(&apart_lock);
+        gr_lock(&workers_lock);
+        prepare = workers.prepare;
+        gr_unlock(&workers_lock);
         if (prepare)
                 prepare();
-        gr_lock(&apart_lock);
+        gr_lock(&workers_lock);
         for (;;) {
                 struct call call;
 
-                assert(apart.idle < apart.threads && apart.count <= CALLS_MAX); /* this thread is not idle */
-                if (apart.stop || apart.count == 0) {
-                        apart.idle++;
-                        if (apart.stop)
-                                pthread_cond_signal(&apart.stopped);
-                        pthread_cond_wait(&apart.changed, &apart_lock.mutex);
-                        apart.idle--;
+                assert(workers.idle < workers.threads && workers.count <= CALLS_MAX); /* this thread is not idle */
+                if (workers.stop || workers.count == 0) {
+                        workers.idle++;
+                        if (workers.stop)
+                                pthread_cond_signal(&workers.stopped);
+                        pthread_cond_wait(&workers.changed, &workers_lock.mutex);
+                        workers.idle--;
                         continue;
                 }
-                call = apart.calls[apart.first];
-                apart.first = (apart.first + 1) % CALLS_MAX;
-                apart.count--;
-                gr_unlock(&apart_lock);
+                call = workers.calls[workers.first];
+                workers.first = (workers.first + 1) % CALLS_MAX;
+                workers.count--;
+                gr_unlock(&workers_lock);
                 call.work(call.arg);
-                gr_lock(&apart_lock);
+                gr_lock(&workers_lock);
         }
         return NULL;
 }
@@ -167,15 +167,15 @@ void gr_workers_join_threads(uint64_t most_ns)
 }
 
 /* Lock held. */
-GR_HELD(apart_lock) static bool one_more(void)
+GR_HELD(workers_lock) static bool one_more(void)
 {
         pthread_t thread;
 
-        gr_assert_locked(&apart_lock);
+        gr_assert_locked(&workers_lock);
         if (!start(&thread, thread_main, NULL))
                 return false;
         pthread_detach(thread);
-        apart.threads++;
+        workers.threads++;
         return true;
 }
 
@@ -184,14 +184,14 @@ bool gr_worker_call(void (*work)(void *arg), void *arg)
         bool taken = false;
 
         assert(work);
-        gr_lock(&apart_lock);
+        gr_lock(&workers_lock);
         /* There must be an idle thread for each waiting call, because busy threads may never return. */
-        if (!apart.stop && apart.count < CALLS_MAX && (apart.idle > apart.count || one_more())) {
-                apart.calls[(apart.first + apart.count++) % CALLS_MAX] = (struct call){work, arg};
-                pthread_cond_signal(&apart.changed);
+        if (!workers.stop && workers.count < CALLS_MAX && (workers.idle > workers.count || one_more())) {
+                workers.calls[(workers.first + workers.count++) % CALLS_MAX] = (struct call){work, arg};
+                pthread_cond_signal(&workers.changed);
                 taken = true;
         }
-        gr_unlock(&apart_lock);
+        gr_unlock(&workers_lock);
         return taken;
 }
 
@@ -199,9 +199,9 @@ unsigned gr_workers_running(void)
 {
         unsigned count;
 
-        gr_lock(&apart_lock);
-        count = apart.threads;
-        gr_unlock(&apart_lock);
+        gr_lock(&workers_lock);
+        count = workers.threads;
+        gr_unlock(&workers_lock);
         return count + atomic_load(&started_running);
 }
 
@@ -209,10 +209,10 @@ void gr_worker_stop(uint64_t most_ns)
 {
         struct timespec until = after(most_ns);
 
-        gr_lock(&apart_lock);
-        apart.stop = true;
-        while (apart.idle < apart.threads)
-                if (pthread_cond_timedwait(&apart.stopped, &apart_lock.mutex, &until) == ETIMEDOUT)
+        gr_lock(&workers_lock);
+        workers.stop = true;
+        while (workers.idle < workers.threads)
+                if (pthread_cond_timedwait(&workers.stopped, &workers_lock.mutex, &until) == ETIMEDOUT)
                         break;
-        gr_unlock(&apart_lock);
+        gr_unlock(&workers_lock);
 }

@@ -59,13 +59,13 @@ static void sleep_and_follow(uint64_t ns)
 /* One run is waited for, not those that follow it. */
 static void test_one_run(void)
 {
-        static struct gr_reclaimable busy = {.name = "busy", .purge = let_go, .apart = true};
+        static struct gr_reclaimable busy = {.name = "busy", .purge = let_go, .on_worker = true};
         static struct gr_driver driver;
 
         driver = sg_driver;
         driver.sleep_ns = sleep_and_follow;
         start_with(&driver, GR_REUSE_AUTO);
-        core.registry->apart = post;
+        core.registry->call_worker = post;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &busy), 0);
         gr_reclaimables_run(&core, GR_RUNG_PURGE, 0, MIB, 0);
         GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + SG_MS);
@@ -110,13 +110,13 @@ static bool refuse_worker(void (*work)(void *arg), void *arg)
 /* A run that could not begin is waited for no longer, even where the next one has begun. */
 static void test_no_run(void)
 {
-        static struct gr_reclaimable idle = {.name = "idle", .purge = let_go, .apart = true};
+        static struct gr_reclaimable idle = {.name = "idle", .purge = let_go, .on_worker = true};
         static struct gr_driver driver;
 
         driver = sg_driver;
         driver.sleep_ns = sleep_until_again;
         start_with(&driver, GR_REUSE_AUTO);
-        core.registry->apart = refuse_worker;
+        core.registry->call_worker = refuse_worker;
         sem_init(&asleep, 0, 0);
         sem_init(&awake, 0, 0);
         beside_sleeps = 0;
@@ -130,7 +130,7 @@ static void test_no_run(void)
         finish();
 }
 
-static struct gr_reclaimable quitter = {.name = "quitter", .purge = let_go, .apart = true};
+static struct gr_reclaimable quitter = {.name = "quitter", .purge = let_go, .on_worker = true};
 static unsigned sleeps;
 
 /* It leaves before the thread comes to run it, and that comes while it is waited for. */
@@ -151,7 +151,7 @@ static void test_left_before(void)
         driver = sg_driver;
         driver.sleep_ns = sleep_and_leave;
         start_with(&driver, GR_REUSE_AUTO);
-        core.registry->apart = post;
+        core.registry->call_worker = post;
         sleeps = 0;
         quitter.arg = &holder;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &quitter), 0);

@@ -75,7 +75,7 @@ static void start(void)
         core = core ? core + 1 : cores;
         gr_core_init(core, &parts[core - cores], &driver,
                      &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
-        core->registry->apart = gr_worker_call;
+        core->registry->call_worker = gr_worker_call;
         context = gr_core_context_add(core, sg_context_new(0), 0);
 }
 
@@ -148,7 +148,7 @@ static int climb(void *arg, int device, uint64_t want_bytes)
 
 static void test_served_by_another_thread(void)
 {
-        static struct gr_reclaimable giver = {.name = "giver", .purge = give_up, .apart = true};
+        static struct gr_reclaimable giver = {.name = "giver", .purge = give_up, .on_worker = true};
         uint64_t ptr;
 
         start();
@@ -164,7 +164,7 @@ static void test_served_by_another_thread(void)
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &giver), 0);
         giver.purge = NULL;
         giver.drop = give_up;
-        giver.apart = false; /* and this one runs here */
+        giver.on_worker = false; /* and this one runs here */
         GR_CHECK_EQ(gr_reclaimable_register(core, &giver), 0);
         GR_CHECK_EQ(sg_alloc(context, 40 * MIB, &ptr), 0);
         atomic_store(&held, ptr);
@@ -177,8 +177,9 @@ static void test_served_by_another_thread(void)
 /* One that hangs costs its limit, is named, does not keep the next from running, and is waited for in the end. */
 static void test_hanging(void)
 {
-        static struct gr_reclaimable hanging = {.name = "stone", .purge = hang, .apart = true, .limit_ns = 50 * SG_MS};
-        static struct gr_reclaimable giver = {.name = "giver", .purge = give_up, .apart = true};
+        static struct gr_reclaimable hanging = {
+                .name = "stone", .purge = hang, .on_worker = true, .limit_ns = 50 * SG_MS};
+        static struct gr_reclaimable giver = {.name = "giver", .purge = give_up, .on_worker = true};
         uint64_t ptr, begin_ns, took_ns = UINT64_MAX;
 
         start();
@@ -218,7 +219,7 @@ static void test_hanging(void)
 static void test_patience(void)
 {
         static struct gr_reclaimable hanging = {
-                .name = "pebble", .purge = hang, .apart = true, .limit_ns = 60000 * SG_MS};
+                .name = "pebble", .purge = hang, .on_worker = true, .limit_ns = 60000 * SG_MS};
         pthread_t friend;
         uint64_t begin_ns;
 
@@ -262,7 +263,7 @@ static uint64_t ask_back(struct gr_core *asking, struct gr_device *device, uint6
 /* One that needs memory does not ask neighbours: they may wait for this very one. */
 static void test_neighbour_that_asks_back(void)
 {
-        static struct gr_reclaimable climber = {.name = "climber", .purge = climb, .apart = true};
+        static struct gr_reclaimable climber = {.name = "climber", .purge = climb, .on_worker = true};
         uint64_t ptr;
 
         start();
@@ -294,7 +295,7 @@ static int leave(void *arg, int device, uint64_t want_bytes)
 
 static void test_leaving(void)
 {
-        leaver = (struct gr_reclaimable){.name = "leaver", .purge = leave, .apart = true};
+        leaver = (struct gr_reclaimable){.name = "leaver", .purge = leave, .on_worker = true};
         start();
         atomic_store(&calls, 0);
         GR_CHECK_EQ(gr_reclaimable_register(core, &leaver), 0);
@@ -333,7 +334,7 @@ static int visit(void *arg, int device, uint64_t want_bytes)
 static void *worker(void *arg)
 {
         uint64_t seed = (uint64_t)(uintptr_t)arg * 2654435761u + 1;
-        struct guest guest = {.entry = {.name = "guest", .purge = visit, .apart = true}};
+        struct guest guest = {.entry = {.name = "guest", .purge = visit, .on_worker = true}};
 
         guest.entry.arg = &guest;
         for (int round = 0; round < ROUNDS; round++) {
@@ -359,9 +360,10 @@ static void *worker(void *arg)
 
 static void test_under_load(void)
 {
-        static struct gr_reclaimable stone = {.name = "stone", .purge = hang, .apart = true, .limit_ns = 20 * SG_MS};
-        static struct gr_reclaimable broken = {.name = "broken", .purge = fail, .drop = fail, .apart = true};
-        static struct gr_reclaimable climber = {.name = "climber", .purge = climb, .drop = climb, .apart = true};
+        static struct gr_reclaimable stone = {
+                .name = "stone", .purge = hang, .on_worker = true, .limit_ns = 20 * SG_MS};
+        static struct gr_reclaimable broken = {.name = "broken", .purge = fail, .drop = fail, .on_worker = true};
+        static struct gr_reclaimable climber = {.name = "climber", .purge = climb, .drop = climb, .on_worker = true};
         pthread_t threads[THREADS];
         void *wrong;
 
@@ -370,7 +372,7 @@ static void test_under_load(void)
         GR_CHECK_EQ(gr_reclaimable_register(core, &stone), 0);
         GR_CHECK_EQ(gr_reclaimable_register(core, &broken), 0);
         GR_CHECK_EQ(gr_reclaimable_register(core, &climber), 0);
-        leaver = (struct gr_reclaimable){.name = "leaver", .purge = leave, .apart = true};
+        leaver = (struct gr_reclaimable){.name = "leaver", .purge = leave, .on_worker = true};
         GR_CHECK_EQ(gr_reclaimable_register(core, &leaver), 0);
         for (size_t i = 0; i < THREADS; i++)
                 pthread_create(&threads[i], NULL, worker, (void *)(i + 1));
