@@ -1,7 +1,7 @@
 /*
  * Shards: structures that every thread uses often are kept in GR_SHARDS parts. Each thread is given one of them at its
  * first use, in turn. With up to GR_SHARDS threads none waits for another thread, or for a cache line that another
- * thread writes.
+ * thread writes. Which shard a thread has is part of what it remembers from one call to the next, struct gr_thread.
  */
 #ifndef GR_SHARD_H
 #define GR_SHARD_H
