@@ -62,8 +62,9 @@ static struct executables {
 } executables[GR_DEVICES_MAX];
 
 /*
- * What was seen after one instantiation also holds before the next one, if that comes so soon. What else the driver
- * takes meanwhile would be counted as the executable's; code is best loaded before a capture.
+ * What was seen after one instantiation also holds before the next one, if that comes so soon and no code was loaded
+ * and no context was made meanwhile. What else the driver takes would be counted as the executable's, as lazily loaded
+ * code; that is best loaded before a capture.
  */
 #define SEEN_NS UINT64_C(5000000)
 
@@ -236,6 +237,12 @@ void gr_overhead_made(struct gr_context *context, uint64_t before_bytes)
 
         if (after_bytes > 0 && after_bytes < before_bytes)
                 atomic_fetch_add(&executables[context->device->ordinal].fallen_bytes, before_bytes - after_bytes);
+}
+
+void gr_overhead_took_else(void)
+{
+        for (int i = 0; i < GR_DEVICES_MAX; i++) /* there are few, and to ask for the right one costs more */
+                atomic_store(&executables[i].seen_bytes, 0);
 }
 
 void gr_overhead_context_ended(struct gr_device *device)

@@ -29,6 +29,9 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns);
 uint64_t gr_overhead_before(struct gr_context *context);
 void gr_overhead_made(struct gr_context *context, uint64_t before_bytes);
 
+/* The driver has just taken memory for something else, code or a context: that is no part of the next executable. */
+void gr_overhead_took_else(void);
+
 /* A context has ended on device, and with it what the driver took for its executables. */
 void gr_overhead_context_ended(struct gr_device *device);
 

@@ -292,6 +292,7 @@ static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made
         if (result == CUDA_SUCCESS && gr_shim_ready() && gr_device_use(dev)) {
                 if (made)
                         is_new(*context);
+                gr_overhead_took_else();
                 add(*context, dev);
                 if (gr_overhead_counted())
                         gr_overhead_look(&gr_core.devices[dev], 0);

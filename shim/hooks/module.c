@@ -31,6 +31,7 @@ static bool fits(void)
         int rc;
         uint64_t over;
 
+        gr_overhead_took_else();
         if (!gr_overhead_counted() || !gr_shim_ready())
                 return true;
         context = gr_context_current();

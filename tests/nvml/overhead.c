@@ -8,6 +8,7 @@
  *   overhead graph        where it counts it is measured when a graph is made executable, else NVML is left alone
  *   overhead executables  with GRSIM_EXECUTABLE=2MiB: what the driver takes for executable graphs is told
  *   overhead known NUMBER likewise, where NVML's answers take 20 ms or there are none: so many bytes are known of many
+ *   overhead between      likewise: code that is loaded and a context that is made between two are no part of them
  *   overhead allocations  with the limit alone: it does not, and is told
  *   overhead little       where NVML says less than is charged by a little: the driver has nothing
  *   overhead pool         what a pool gave back unnoticed is not the driver's either
@@ -43,6 +44,16 @@ static size_t used(void)
 
         memcpy(&bytes, &found, sizeof bytes);
         return bytes(0);
+}
+
+/* The driver takes so much without any call. */
+static void take(size_t bytes)
+{
+        void *found = dlsym(RTLD_DEFAULT, "grSimTake");
+        void (*taken)(int, size_t);
+
+        memcpy(&taken, &found, sizeof taken);
+        taken(0, bytes);
 }
 
 static size_t available(void)
@@ -268,7 +279,6 @@ static void known(uint64_t bytes)
         const char *mode = getenv("GRNVML") ? getenv("GRNVML") : "";
         CUgraphExec execs[EXECS + 1];
         unsigned before;
-        CUmodule module;
         CUgraph empty;
 
         GR_MUST(cuGraphCreate(&empty, 0));
@@ -284,11 +294,36 @@ static void known(uint64_t bytes)
         GR_CHECK(bytes == UINT64_MAX || told() == CONTEXT + EXECS * EXECUTABLE);
         /* What else was taken since the last one, some time ago, is no part of the next one. */
         usleep(10000);
-        GR_MUST(cuModuleLoadData(&module, "image"));
+        take(MODULE);
         GR_MUST(cuGraphInstantiate(&execs[EXECS], empty, 0));
         for (int i = 0; i < 500 && status().executable_bytes == bytes && bytes != UINT64_MAX; i++)
                 usleep(20000);
         GR_CHECK_EQ(status().executable_bytes, bytes == UINT64_MAX ? bytes : bytes + EXECUTABLE);
+}
+
+/* Right after one executable is made, so that what was seen then would serve for the next one. */
+static void between(void)
+{
+        enum { ROUNDS = 10 };
+        CUgraphExec exec;
+        CUcontext first, second;
+        CUmodule module;
+        CUgraph empty;
+
+        GR_MUST(cuCtxGetCurrent(&first));
+        GR_MUST(cuGraphCreate(&empty, 0));
+        GR_MUST(cuGraphInstantiate(&exec, empty, 0)); /* makes a worker load NVML */
+        usleep(300000);
+        for (int i = 0; i < ROUNDS; i++) {
+                GR_MUST(cuGraphInstantiate(&exec, empty, 0));
+                GR_MUST(cuModuleLoadData(&module, "image"));
+                GR_MUST(cuGraphInstantiate(&exec, empty, 0));
+                GR_MUST(cuCtxCreate(&second, NULL, 0, 0));
+                GR_MUST(cuCtxSetCurrent(first));
+        }
+        GR_MUST(cuGraphInstantiate(&exec, empty, 0));
+        usleep(100000);
+        GR_CHECK_EQ(status().executable_bytes, (2 * ROUNDS + 1) * EXECUTABLE);
 }
 
 int main(int argc, char **argv)
@@ -319,6 +354,10 @@ int main(int argc, char **argv)
         }
         if (strcmp(mode, "executables") == 0) {
                 executables();
+                return GR_CHECK_RESULT();
+        }
+        if (strcmp(mode, "between") == 0) {
+                between();
                 return GR_CHECK_RESULT();
         }
         if (strcmp(mode, "known") == 0) {

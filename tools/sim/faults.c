@@ -421,3 +421,8 @@ __attribute__((visibility("default"))) size_t grSimUsedBytes(int device)
                        ? config.memory_bytes - sim_heap_free_bytes(device)
                        : 0;
 }
+
+__attribute__((visibility("default"))) void grSimTake(int device, size_t bytes)
+{
+        sim_heap_charge(device, bytes);
+}

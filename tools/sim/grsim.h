@@ -31,7 +31,8 @@ extern const char grSimVersion[];                 /* its presence tells the simu
 unsigned long grSimMisuseCount(void);             /* accesses to memory that the program did not have */
 unsigned long grSimCallCount(const char *symbol); /* calls of an exported symbol, "cuMemAlloc_v2"; 0 if unknown */
 size_t grSimUsedBytes(int device); /* bytes of whole pages in use, by all who share the card; 0 for an unknown device */
-unsigned long grSimRuntimeCount(void);           /* calls of the stand-in runtime's cudaMalloc and cudaFree */
+void grSimTake(int device, size_t bytes); /* so much is taken for good without any call, as by lazily loaded code */
+unsigned long grSimRuntimeCount(void);    /* calls of the stand-in runtime's cudaMalloc and cudaFree */
 void grSimUuid(int card, unsigned char ret[16]); /* of a card by its number without CUDA_VISIBLE_DEVICES */
 void grSimHostFlags(unsigned flags); /* from now on all pinned memory is told to have been asked for with these */
 
