@@ -215,7 +215,7 @@ static uint64_t free_and_charged(struct gr_context *context)
 uint64_t gr_overhead_before(struct gr_context *context)
 {
         struct executables *of = &executables[context->device->ordinal];
-        uint64_t bytes;
+        uint64_t bytes, seen_ns;
 
         if (!gr_nvml_is_sought()) { /* its loading may wait for a thread that waits for this one */
                 if (!atomic_exchange(&nvml_wanted, true))
@@ -226,9 +226,9 @@ uint64_t gr_overhead_before(struct gr_context *context)
                 look_for_executables(context->device);
         if (!atomic_load(&of->based))
                 return 0;
+        seen_ns = atomic_load(&of->seen_ns); /* first, so that the bytes are not older */
         bytes = atomic_load(&of->seen_bytes);
-        return bytes > 0 && gr_driver.now_ns() < atomic_load(&of->seen_ns) + SEEN_NS ? bytes
-                                                                                     : free_and_charged(context);
+        return bytes > 0 && gr_driver.now_ns() < seen_ns + SEEN_NS ? bytes : free_and_charged(context);
 }
 
 void gr_overhead_made(struct gr_context *context, uint64_t before_bytes)
