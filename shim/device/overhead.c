@@ -134,9 +134,10 @@ GR_HELD(lock) static void count(struct gr_device *device, uint64_t bytes)
 /*
  * As gr_overhead_look, for executables: what it has grown by since the last measurement is theirs, as far as the card's
  * free memory fell while they were made. Where it has shrunk, as by an unloaded module, only the latter is known. Of
- * two threads that make executables at a time, one may miss what the other's took.
+ * two threads that make executables at a time, one may miss what the other's took. paid_ns: nothing is done if that has
+ * changed, as another thread has just looked.
  */
-static void look_for_executables(struct gr_device *device)
+static void look_for_executables(struct gr_device *device, uint64_t paid_ns)
 {
         struct executables *of = &executables[device->ordinal];
         uint64_t begin_ns = gr_driver.now_ns(), bytes, taken, fallen, last;
@@ -144,6 +145,10 @@ static void look_for_executables(struct gr_device *device)
 
         gr_lock_rank_assert_free_from(GR_RANK_CONTEXTS);
         gr_lock(&lock);
+        if (atomic_load(&of->paid_ns) != paid_ns) {
+                gr_unlock(&lock);
+                return;
+        }
         taken = atomic_load(&device->executable_bytes);
         fallen = atomic_exchange(&of->fallen_bytes, 0);
         if (measure(device, &executable_looks[i], &bytes)) {
@@ -157,8 +162,8 @@ static void look_for_executables(struct gr_device *device)
         } else if (taken == 0) {
                 atomic_store(&device->executable_bytes, GR_UNLIMITED);
         }
-        gr_unlock(&lock);
         atomic_store(&of->paid_ns, begin_ns + SHARE * (gr_driver.now_ns() - begin_ns));
+        gr_unlock(&lock);
 }
 
 void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
@@ -190,7 +195,7 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
         }
         gr_unlock(&lock);
         if (made)
-                look_for_executables(device);
+                look_for_executables(device, atomic_load(&executables[device->ordinal].paid_ns));
 }
 
 static void find_nvml(void *arg)
@@ -215,15 +220,16 @@ static uint64_t free_and_charged(struct gr_context *context)
 uint64_t gr_overhead_before(struct gr_context *context)
 {
         struct executables *of = &executables[context->device->ordinal];
-        uint64_t bytes, seen_ns;
+        uint64_t bytes, seen_ns, paid_ns;
 
         if (!gr_nvml_is_sought()) { /* its loading may wait for a thread that waits for this one */
                 if (!atomic_exchange(&nvml_wanted, true))
                         atomic_store(&nvml_wanted, gr_worker_call(find_nvml, NULL));
                 return 0;
         }
-        if (gr_driver.now_ns() >= atomic_load(&of->paid_ns))
-                look_for_executables(context->device);
+        paid_ns = atomic_load(&of->paid_ns);
+        if (gr_driver.now_ns() >= paid_ns)
+                look_for_executables(context->device, paid_ns);
         if (!atomic_load(&of->based))
                 return 0;
         seen_ns = atomic_load(&of->seen_ns); /* first, so that the bytes are not older */

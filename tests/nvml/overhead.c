@@ -8,7 +8,8 @@
  *   overhead graph        where it counts it is measured when a graph is made executable, else NVML is left alone
  *   overhead executables  with GRSIM_EXECUTABLE=2MiB: what the driver takes for executable graphs is told
  *   overhead known NUMBER likewise, where NVML's answers take 20 ms or there are none: so many bytes are known of many
- *   overhead between      likewise: code that is loaded and a context that is made between two are no part of them
+ *   overhead at once      where NVML's answers take 20 ms: of many threads one asks it
+ *   overhead between      with GRSIM_EXECUTABLE=2MiB: code that is loaded and a context that is made between two are no part of them
  *   overhead allocations  with the limit alone: it does not, and is told
  *   overhead little       where NVML says less than is charged by a little: the driver has nothing
  *   overhead pool         what a pool gave back unnoticed is not the driver's either
@@ -18,6 +19,7 @@
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -301,6 +303,37 @@ static void known(uint64_t bytes)
         GR_CHECK_EQ(status().executable_bytes, bytes == UINT64_MAX ? bytes : bytes + EXECUTABLE);
 }
 
+static CUcontext threads_context;
+
+static void *make_one(void *empty)
+{
+        CUgraphExec exec;
+
+        GR_MUST(cuCtxSetCurrent(threads_context));
+        GR_MUST(cuGraphInstantiate(&exec, empty, 0));
+        return NULL;
+}
+
+/* Threads that find at the same time that NVML may be asked again. */
+static void at_once(void)
+{
+        enum { THREADS = 16 };
+        pthread_t threads[THREADS];
+        CUgraph empty;
+        unsigned before;
+
+        GR_MUST(cuCtxGetCurrent(&threads_context));
+        GR_MUST(cuGraphCreate(&empty, 0));
+        make_one(empty); /* makes a worker load NVML */
+        usleep(300000);
+        before = listed();
+        for (int i = 0; i < THREADS; i++)
+                GR_CHECK_EQ(pthread_create(&threads[i], NULL, make_one, empty), 0);
+        for (int i = 0; i < THREADS; i++)
+                GR_CHECK_EQ(pthread_join(threads[i], NULL), 0);
+        GR_CHECK(listed() > before && listed() <= before + 2); /* a list that does not fit is asked for again */
+}
+
 /* Right after one executable is made, so that what was seen then would serve for the next one. */
 static void between(void)
 {
@@ -354,6 +387,10 @@ int main(int argc, char **argv)
         }
         if (strcmp(mode, "executables") == 0) {
                 executables();
+                return GR_CHECK_RESULT();
+        }
+        if (strcmp(mode, "at once") == 0) {
+                at_once();
                 return GR_CHECK_RESULT();
         }
         if (strcmp(mode, "between") == 0) {
