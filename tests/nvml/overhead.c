@@ -9,7 +9,7 @@
  *   overhead executables  with GRSIM_EXECUTABLE=2MiB: what the driver takes for executable graphs is told
  *   overhead known NUMBER likewise, where NVML's answers take 20 ms or there are none: so many bytes are known of many
  *   overhead at once      where NVML's answers take 20 ms: of many threads one asks it
- *   overhead between      with GRSIM_EXECUTABLE=2MiB: code that is loaded and a context that is made between two are no part of them
+ *   overhead between      with GRSIM_EXECUTABLE=2MiB: code and contexts that come between two are no part of them
  *   overhead allocations  with the limit alone: it does not, and is told
  *   overhead little       where NVML says less than is charged by a little: the driver has nothing
  *   overhead pool         what a pool gave back unnoticed is not the driver's either
