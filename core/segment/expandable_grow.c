@@ -499,6 +499,66 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
         return rc;
 }
 
+/* Makes what is not mapped at the end of a busy range a hole again. False: out of memory, and nothing has changed. */
+static bool give_end(struct gr_split *split, struct gr_range *range)
+{
+        uint64_t at = gr_page_up(gr_range_end(range));
+        struct gr_range *rest = NULL;
+
+        while (at > range->block.ptr && !gr_page_is_mapped(gr_page_at(range->segment, at - GR_PAGE_BYTES)))
+                at -= GR_PAGE_BYTES;
+        if (at > range->block.ptr && at < gr_range_end(range)) {
+                rest = gr_range_cut(range, at - range->block.ptr);
+                if (!rest)
+                        return false;
+                gr_extent_settle(split, rest, GR_RANGE_FREE);
+        }
+        return true;
+}
+
+/*
+ * For a request in graph segments for which memory is short, although enough is free: extents may be too large for what
+ * its place lacks. Moves as much as it needs to the end of the segment, where there is room for any. Lock not held.
+ */
+static int grow_by_moves(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes,
+                         struct gr_block **ret_block)
+{
+        struct gr_split *split = context->split;
+        uint64_t lack_bytes = gr_page_up(bytes), left_bytes = lack_bytes, before_bytes;
+        const struct gr_segment *segment;
+        struct gr_range *range = NULL;
+        int rc = -ENOMEM;
+
+        gr_lock(&split->lock);
+        gr_segments_free_usable(context);
+        segment = split->expandable[kind];
+        if (segment && segment->end && segment->end->block.capacity_bytes >= lack_bytes + EXTENT_MOST_BYTES &&
+            gr_remap_has(context, lack_bytes)) {
+                struct place place = {.range = segment->end, .at = segment->end->block.ptr};
+
+                range = claim_place(split, &place, lack_bytes + EXTENT_MOST_BYTES);
+        }
+        split->busy += range ? 1 : 0;
+        gr_unlock(&split->lock);
+        if (!range)
+                return rc;
+        do {
+                before_bytes = left_bytes;
+                left_bytes = gr_remap_fill(context, range, before_bytes, true);
+        } while (left_bytes > 0 && left_bytes < before_bytes);
+        gr_lock(&split->lock);
+        assert(split->busy > 0 && range->state == GR_RANGE_BUSY);
+        split->busy--;
+        if (left_bytes == 0 && give_end(split, range)) {
+                *ret_block = gr_segments_carve(context, range, bytes);
+                rc = *ret_block ? 0 : -ENOMEM;
+        } else {
+                gr_extent_settle(split, range, GR_RANGE_FREE);
+        }
+        gr_unlock(&split->lock);
+        return rc;
+}
+
 /* Lock not held. */
 int gr_expandable_grow(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes,
                        struct gr_block **ret_block)
@@ -509,5 +569,8 @@ int gr_expandable_grow(struct gr_context *context, enum gr_expandable_kind kind,
         /* Where a large request fails for lack of memory, there may still be enough for a little more. */
         if (rc == -EAGAIN || (rc == -ENOMEM && little))
                 atomic_store(&context->split->extra_refused, true);
+        if (gr_is_graph_kind(kind) && (rc == -ENOMEM || rc == -EDQUOT) &&
+            grow_by_moves(context, kind, bytes, ret_block) == 0)
+                return 0;
         return rc == -EAGAIN ? grow(context, kind, bytes, 0, ret_block) : rc;
 }

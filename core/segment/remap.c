@@ -5,6 +5,7 @@
 #include <utlist.h>
 
 #include "account/budget.h"
+#include "base/arith.h"
 #include "base/counters.h"
 #include "base/lock.h"
 #include "base/log.h"
@@ -87,6 +88,33 @@ static struct found find_movable(const struct gr_split *split, bool from_graphs,
         return found;
 }
 
+bool gr_remap_has(struct gr_context *context, uint64_t bytes)
+{
+        const struct gr_split *split = context->split;
+        uint64_t sum = 0;
+
+        gr_assert_locked(&split->lock);
+        for (int kind = 0; kind < GR_EXPANDABLE_KINDS && !atomic_load(&split->moves_refused); kind++) {
+                const struct gr_range *range = gr_range_first(&split->free[kind], GR_PAGE_BYTES);
+
+                for (; range && sum < bytes; range = gr_range_next(&split->free[kind], range)) {
+                        uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range);
+
+                        while (range->segment->pages && gr_fence_usable(context->fence, range->block.freed_epoch) &&
+                               at < end) {
+                                const struct gr_page *extent = gr_extent_at(range->segment, at);
+                                uint64_t begin = gr_extent_ptr(range->segment, extent),
+                                         bytes_of = gr_extent_bytes(extent);
+
+                                if (begin >= at && begin + bytes_of <= end)
+                                        sum += bytes_of;
+                                at = begin + bytes_of;
+                        }
+                }
+        }
+        return sum >= bytes;
+}
+
 struct move {
         struct gr_range *from; /* busy, one extent */
         uint64_t to;
@@ -96,24 +124,30 @@ struct move {
  * Chooses extents to move into the holes of a busy range. Their memory is usable, so work that is submitted later runs
  * after the work that may still use it, whatever address it uses.
  */
-static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, bool from_graphs, struct move *moves)
+static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, uint64_t hole_bytes,
+                             bool from_graphs, struct move *moves)
 {
         const struct gr_segment *segment = range->segment;
-        uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range), stop = at;
+        uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range), stop = at, chosen = 0;
         unsigned count = 0;
 
         gr_assert_locked(&split->lock);
-        while (at < end && count < MOVE_BATCH) {
+        while (at < end && count < MOVE_BATCH && chosen < hole_bytes) {
                 struct gr_range *from;
                 struct found found;
+                uint64_t most;
 
                 while (stop < end && !gr_page_is_mapped(gr_page_at(segment, stop)))
                         stop += GR_PAGE_BYTES;
-                found = find_movable(split, from_graphs, stop - at);
+                most = gr_min(stop - at, hole_bytes - chosen);
+                found = find_movable(split, from_graphs, most);
+                if (!found.range && most < stop - at)
+                        found = find_movable(split, from_graphs, stop - at);
                 from = found.range ? gr_range_isolate(split, found.range, found.at, found.bytes) : NULL;
                 if (from) {
                         moves[count++] = (struct move){.from = from, .to = at};
                         at += found.bytes;
+                        chosen += found.bytes;
                         continue;
                 }
                 while (stop < end && gr_page_is_mapped(gr_page_at(segment, stop)))
@@ -163,7 +197,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
                 return hole_bytes;
         gr_lock(&split->lock);
         gr_segments_free_usable(context);
-        count = moves_choose(split, range, from_graphs && range->segment->in_graphs, moves);
+        count = moves_choose(split, range, hole_bytes, from_graphs && range->segment->in_graphs, moves);
         gr_unlock(&split->lock);
         while (done < count && move_one(context, range->segment, &moves[done]))
                 done++;
@@ -174,8 +208,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
                 struct gr_range *from = moves[i].from;
 
                 if (i < done) {
-                        assert(hole_bytes >= from->block.capacity_bytes);
-                        hole_bytes -= from->block.capacity_bytes;
+                        hole_bytes -= gr_min(hole_bytes, from->block.capacity_bytes);
                         if (range->segment->in_graphs && !from->segment->in_graphs) {
                                 gr_split_surplus(split, -(int64_t)from->block.capacity_bytes);
                                 gr_budget_add(&context->device->graph_bytes, from->block.capacity_bytes);

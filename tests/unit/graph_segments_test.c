@@ -341,6 +341,40 @@ static void test_moves_all(void)
         end();
 }
 
+/* Extents that are larger than what is left to fill move elsewhere, to where there is room for them. */
+static void test_moves_large_extents(void)
+{
+        uint64_t first, kept, second, large;
+
+        begin();
+        first = take(12 * MIB); /* two extents of 6 MiB each, like the second */
+        kept = take(2 * MIB);
+        second = take(12 * MIB);
+        give(first, second);
+        next_graph();
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 26 * MIB);
+        large = take(20 * MIB);
+        GR_CHECK(large != 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 26 * MIB);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 4 * MIB);
+        GR_CHECK_EQ(sg_used_bytes(0), 26 * MIB);
+        first = take(4 * MIB); /* what has moved beyond what was asked for */
+        GR_CHECK(first != 0);
+        GR_CHECK_EQ(sg_free(&core, first), 0);
+        GR_CHECK_EQ(sg_free(&core, large), 0);
+        gr_pool_end_capture(hold, true);
+        next_graph();
+        GR_CHECK_EQ(take(26 * MIB), 0); /* more than is free */
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 24 * MIB + 6 * MIB);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 24 * MIB);
+        give(kept, 0);
+        last_graph_goes();
+        settle();
+        trim();
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
+        end();
+}
+
 /* What others had moves to a place that cannot be mapped, and goes back with it: as much more is to move then. */
 static void test_moved_goes_back(void)
 {
@@ -855,6 +889,7 @@ int main(void)
         test_fewer_addresses(2);
         test_fewer_addresses(3);
         test_moves_all();
+        test_moves_large_extents();
         test_moved_goes_back();
         test_fails_half_way();
         test_fence();
