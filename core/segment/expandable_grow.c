@@ -30,7 +30,8 @@
  *   usual:                              max((reserved + request) / 96, request / 8)
  *                                       at most max(reserved / 256, min(request / 32, 32 MiB), 6 MiB)
  *   extents stay small:                 request / 8, at most total / 512
- *   while a stream is captured, also:   request / 2, at most max(total / 512, 6 MiB), in graph segments 6 MiB
+ *   while a stream is captured, also:   request / 2, at most max(total / 512, 6 MiB)
+ *   in graph segments, also:            request / 2, at most min(total / 512, 6 MiB)
  *   always:                             at most 256 MiB: to return more would keep the driver busy too long
  */
 #define EXTENT_SHARE       96
@@ -237,8 +238,10 @@ static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment
         }
         if (segment->graph || gr_gate_is_open(&context->core->gate)) {
                 bytes = gr_max(bytes, place_bytes / CAPTURED_SHARE);
-                most = gr_max(most, segment->graph ? 0 : total / SMALL_MOST_SHARE);
-                most = gr_max(most, EXTENT_BOUND_BYTES);
+                if (!segment->graph)
+                        most = gr_max(most, total / SMALL_MOST_SHARE);
+                most = gr_max(most, segment->graph && total > 0 ? gr_min(total / SMALL_MOST_SHARE, EXTENT_BOUND_BYTES)
+                                                                : EXTENT_BOUND_BYTES);
         }
         return gr_page_down(gr_min(gr_min(bytes, most), EXTENT_MOST_BYTES));
 }

@@ -341,6 +341,25 @@ static void test_moves_all(void)
         end();
 }
 
+/* Under a small limit extents are small, so that a block that stays keeps little from a large request. */
+static void test_extents_under_limit(void)
+{
+        static const uint64_t limits[] = {256 * MIB, 2048 * MIB, 3072 * MIB}, extents[] = {2 * MIB, 4 * MIB, 6 * MIB};
+
+        for (int i = 0; i < 3; i++) {
+                uint64_t ptr;
+
+                begin();
+                atomic_store(&gpu_device()->total_bytes, 4 * GIB);
+                gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, limits[i]);
+                ptr = take(limits[i] / 2);
+                GR_CHECK_EQ(gr_extent_bytes(gr_extent_at(segment(false), ptr)), extents[i]);
+                give(ptr, 0);
+                last_graph_goes();
+                end();
+        }
+}
+
 /* Extents that are larger than what is left to fill move elsewhere, to where there is room for them. */
 static void test_moves_large_extents(void)
 {
@@ -889,6 +908,7 @@ int main(void)
         test_fewer_addresses(2);
         test_fewer_addresses(3);
         test_moves_all();
+        test_extents_under_limit();
         test_moves_large_extents();
         test_moved_goes_back();
         test_fails_half_way();
