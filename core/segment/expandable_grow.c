@@ -521,7 +521,8 @@ static bool give_end(struct gr_split *split, struct gr_range *range)
 
 /*
  * For a request in graph segments for which memory is short, although enough is free: extents may be too large for what
- * its place lacks. Moves as much as it needs to the end of the segment, where there is room for any. Lock not held.
+ * its place lacks. Moves as much as it needs to the end of the segment, where there is room for any. Where as much is
+ * cached, that goes back first, which is cheaper: the caller does that and tries again. Lock not held.
  */
 static int grow_by_moves(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes,
                          struct gr_block **ret_block)
@@ -573,7 +574,7 @@ int gr_expandable_grow(struct gr_context *context, enum gr_expandable_kind kind,
         if (rc == -EAGAIN || (rc == -ENOMEM && little))
                 atomic_store(&context->split->extra_refused, true);
         if (gr_is_graph_kind(kind) && (rc == -ENOMEM || rc == -EDQUOT) &&
-            grow_by_moves(context, kind, bytes, ret_block) == 0)
+            gr_budget_returnable(context->device) < bytes && grow_by_moves(context, kind, bytes, ret_block) == 0)
                 return 0;
         return rc == -EAGAIN ? grow(context, kind, bytes, 0, ret_block) : rc;
 }

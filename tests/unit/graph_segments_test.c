@@ -360,20 +360,35 @@ static void test_extents_under_limit(void)
         }
 }
 
-/* Extents that are larger than what is left to fill move elsewhere, to where there is room for them. */
-static void test_moves_large_extents(void)
+/*
+ * Extents that are larger than what is left to fill move elsewhere, to where there is room for them; not where as much
+ * is cached.
+ */
+static void test_moves_large_extents(bool is_cached)
 {
-        uint64_t first, kept, second, large;
+        uint64_t first, kept, second, large, cached[512], moved = is_cached ? 6 * MIB : 24 * MIB + 6 * MIB;
 
         begin();
+        for (int i = 0; i < 512 && is_cached; i++)
+                cached[i] = gpu_take(60 * KIB); /* in bins, so that it cannot move */
+        for (int i = 0; i < 512 && is_cached; i++)
+                gpu_give(cached[i], 60 * KIB);
+        settle();
         first = take(12 * MIB); /* two extents of 6 MiB each, like the second */
         kept = take(2 * MIB);
         second = take(12 * MIB);
         give(first, second);
         next_graph();
-        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 26 * MIB);
+        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, gpu_device()->reserved_bytes);
         large = take(20 * MIB);
         GR_CHECK(large != 0);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), moved);
+        if (is_cached) {
+                give(large, kept);
+                last_graph_goes();
+                end();
+                return;
+        }
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 26 * MIB);
         GR_CHECK_EQ(gpu_device()->graph_bytes, 4 * MIB);
         GR_CHECK_EQ(sg_used_bytes(0), 26 * MIB);
@@ -384,7 +399,7 @@ static void test_moves_large_extents(void)
         gr_pool_end_capture(hold, true);
         next_graph();
         GR_CHECK_EQ(take(26 * MIB), 0); /* more than is free */
-        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 24 * MIB + 6 * MIB);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), moved);
         GR_CHECK_EQ(gpu_device()->graph_bytes, 24 * MIB);
         give(kept, 0);
         last_graph_goes();
@@ -909,7 +924,8 @@ int main(void)
         test_fewer_addresses(3);
         test_moves_all();
         test_extents_under_limit();
-        test_moves_large_extents();
+        test_moves_large_extents(false);
+        test_moves_large_extents(true);
         test_moved_goes_back();
         test_fails_half_way();
         test_fence();
