@@ -94,6 +94,7 @@ int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64
         *extent = (struct gr_page){.handle = handle, .pages = (uint32_t)(bytes >> GR_PAGE_SHIFT)};
         for (uint32_t i = 1; i < extent->pages; i++)
                 extent[i].back = i;
+        gr_budget_add(&segment->mapped_bytes, bytes);
         if (segment->in_graphs) {
                 extent->used_bytes = bytes;
                 gr_budget_add(&context->device->graph_bytes, bytes);
@@ -121,6 +122,7 @@ bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *segm
         assert(extent->pages > 0 && extent->back == 0 && extent->stale == 0);
         if (core->driver->mem_unmap(handle, gr_extent_ptr(segment, extent), gr_extent_bytes(extent), extent->handle))
                 return false;
+        gr_budget_add(&segment->mapped_bytes, -gr_extent_bytes(extent));
         for (uint32_t i = extent->pages; i-- > 0;)
                 extent[i] = (struct gr_page){0};
         return true;

@@ -47,14 +47,15 @@ struct gr_segment {
         struct gr_range *first;
         size_t used_count, used_bytes; /* of a segment that is not expandable: there its extents count */
         struct gr_page *pages; /* of an expandable segment (expandable.h); NULL: this is one allocation of the driver */
-        /* The next three are of expandable segments only. */
+        /* The next four are of expandable segments only. */
         struct gr_range **begins; /* for each page the first range that begins in it, or NULL */
         struct gr_block *holes;
         struct gr_range *end; /* the hole at its end, or NULL */
-        bool small;           /* for requests up to 1 MiB */
-        bool graph;           /* for graphs; constant (graph_segments.h) */
-        bool in_graphs;       /* graphs use it now: all of it counts as used, and nothing goes back or is unmapped */
-        bool stuck;           /* it has stuck ranges: goes back as a whole when its last used range is freed */
+        _Atomic uint64_t mapped_bytes;
+        bool small;     /* for requests up to 1 MiB */
+        bool graph;     /* for graphs; constant (graph_segments.h) */
+        bool in_graphs; /* graphs use it now: all of it counts as used, and nothing goes back or is unmapped */
+        bool stuck;     /* it has stuck ranges: goes back as a whole when its last used range is freed */
 };
 
 static inline struct gr_range *gr_range_of(struct gr_block *block)

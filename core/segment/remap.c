@@ -181,6 +181,8 @@ static bool move_one(struct gr_context *context, struct gr_segment *segment, con
         };
         for (uint32_t i = 1; i < pages; i++)
                 extent[i].back = i;
+        gr_budget_add(&segment->mapped_bytes, gr_extent_bytes(extent));
+        gr_budget_add(&move->from->segment->mapped_bytes, -gr_extent_bytes(extent));
         for (uint32_t i = 0; i < pages; i++)
                 old[i] = (struct gr_page){0};
         old->stale = pages;

@@ -13,6 +13,7 @@
 #include "cache/bins_trim.h"
 #include "context/context.h"
 #include "fence/fence.h"
+#include "segment/range.h"
 #include "segment/split_state.h"
 #include "segment/split_trim.h"
 
@@ -182,12 +183,14 @@ void gr_slack_spend(struct gr_context *context, uint64_t spent_ns)
 bool gr_slack_has_room_for_graph(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
 {
         const struct gr_split *split = context->split;
-        uint64_t free_bytes = atomic_load(&context->device->graph_bytes);
         uint64_t peak = gr_max(split->graph_peak_bytes, split->graph_used_bytes + request_bytes);
+        uint64_t mapped_bytes = growth_bytes; /* in these segments only: other graphs may have memory elsewhere */
 
         gr_assert_locked(&split->lock);
-        return split->graph_used_bytes + free_bytes + growth_bytes <=
-               peak + gr_max(peak / GRAPH_SHARE, GRAPH_LEAST_BYTES);
+        for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
+                if (split->expandable[kind])
+                        mapped_bytes += atomic_load(&split->expandable[kind]->mapped_bytes);
+        return mapped_bytes <= peak + gr_max(peak / GRAPH_SHARE, GRAPH_LEAST_BYTES);
 }
 
 /*

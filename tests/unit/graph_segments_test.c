@@ -269,6 +269,30 @@ static void test_grows_first(void)
         }
 }
 
+/* What graphs keep elsewhere on the device, or another context's do, is none of that. */
+static void test_grows_beside_others(void)
+{
+        uint64_t other, first, kept, wanted;
+        struct gr_graph_hold *its;
+
+        begin();
+        its = gr_graph_hold_new(&core, NULL);
+        other = gpu_take(100 * MIB);
+        gr_pool_hold(its, other);
+        gpu_give(other, 100 * MIB);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 100 * MIB);
+        first = take(8 * MIB);
+        kept = take(8 * MIB);
+        give(first, 0);
+        next_graph();
+        wanted = take(12 * MIB);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 0);
+        give(kept, wanted);
+        gr_graph_hold_release(its);
+        last_graph_goes();
+        end();
+}
+
 /* There are addresses for many moves, as old ones stay. What moves is not in one extent for each request. */
 static void test_many_moves(void)
 {
@@ -918,6 +942,7 @@ int main(void)
         test_other_context();
         test_second_address();
         test_grows_first();
+        test_grows_beside_others();
         test_many_moves();
         test_fewer_addresses(0);
         test_fewer_addresses(2);
