@@ -361,6 +361,7 @@ static void test_drain(bool old_driver)
         uint64_t before, closed, epoch;
 
         start_with(old_driver ? &sg_old_driver : &sg_driver);
+        gr_core_context_add(&core, sg_context_new(1), 1); /* reaches none of them, and is not waited for */
         other = gr_core_context_add(&core, sg_context_new(0), 0);
         before = freed_after(5);
         gr_fence_close(context->fence);
@@ -385,6 +386,13 @@ static void test_drain(bool old_driver)
         GR_CHECK_EQ(gr_fence_sync(context->fence), -EBUSY);
         gr_fence_forget(context->fence, other);
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
+
+        /* Nor is one that was forgotten, even if a new context has its place in memory. */
+        other->ending = false;
+        sg_work(context->handle, 0, 0, 20 * SG_MS);
+        before = sg_driver.now_ns();
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
+        GR_CHECK_EQ(sg_driver.now_ns() - before, 20 * SG_MS);
 
         gr_core_context_add(&core, sg_context_new(0), 0); /* to wait for it makes good no error of another */
         sg_fail(SG_CONTEXT_DRAIN, 1, 1, DRIVER_700);

@@ -340,6 +340,27 @@ static void test_many(void)
         finish();
 }
 
+/* From five threads on all may have more, and each class no more than its part. */
+static void test_many_threads(void)
+{
+        size_t bytes = 65536;
+
+        for (int others = 3; others < 5; others++) {
+                start(4096 * MIB);
+                pairs(bytes, 1);
+                for (int i = 0; i < others; i++) {
+                        pthread_t thread;
+
+                        GR_CHECK_EQ(pthread_create(&thread, NULL, leave_one, &bytes), 0);
+                        pthread_join(thread, NULL);
+                }
+                GR_CHECK_EQ(atomic_load(&context->arena_count), 1 + others);
+                pairs(MIB, 3000);
+                GR_CHECK_EQ(gr_bin_count(&gr_arena_own(context)->bins[gr_class_of(MIB)]), others < 4 ? 17 : 12);
+                finish();
+        }
+}
+
 /* A barrier that another one made needless is not laid. */
 static void test_barrier_for(void)
 {
@@ -531,6 +552,7 @@ int main(void)
         test_bounds();
         test_ends();
         test_many();
+        test_many_threads();
         test_barrier_for();
         test_large();
         for (int overlaps = 0; overlaps < 2; overlaps++)
