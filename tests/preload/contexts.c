@@ -386,6 +386,7 @@ void alone(push_function *push, pop_function *pop)
                 GR_MUST(push(context));
                 use_block(2);
                 GR_MUST(cuCtxSetCurrent(NULL));
+                printf(", none destroyed: %d", (int)cuCtxDestroy(NULL));
                 printf(", with none current: %d\n", (int)cuMemAlloc(&ptr, SMALL_BLOCK));
                 GR_MUST(push(context));
                 use_block(3);
