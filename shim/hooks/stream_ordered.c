@@ -741,7 +741,6 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_byte
         CUresult result;
         GR_NO_CANCEL;
 
-        gr_shim_ready();
         result = GR_REAL(cuMemPoolTrimTo, handle, keep_bytes);
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
                 gr_lock(&lock);

@@ -399,7 +399,6 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
         CUresult result;
         GR_NO_CANCEL;
 
-        gr_shim_ready();
         result = GR_REAL(cuMemImportFromShareableHandle, handle, os_handle, type);
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;

@@ -15,17 +15,24 @@ size_t available(void)
         return bytes;
 }
 
-bool look(struct figures *ret)
+static bool ask(struct gpureclaim_status *ret)
 {
-        struct gpureclaim_status status = {.struct_bytes = sizeof status};
         void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
         gpureclaim_status_function *get;
-        size_t bytes;
 
         memcpy(&get, &found, sizeof get);
+        ret->struct_bytes = sizeof *ret;
+        return get && get(gt.device, ret) == 0;
+}
+
+bool look(struct figures *ret)
+{
+        struct gpureclaim_status status;
+        size_t bytes;
+
         GR_MUST(cuCtxSynchronize());
         available(); /* pools are looked at anew */
-        if (!get || get(gt.device, &status) != 0 || !gt_footprint(&gt, &bytes))
+        if (!ask(&status) || !gt_footprint(&gt, &bytes))
                 return false;
         *ret = (struct figures){(double)bytes - (double)status.cached_bytes,
                                 (double)status.reserved_bytes - (double)status.cached_bytes};
@@ -189,4 +196,23 @@ void managed_sizes(void)
                 for (int k = 0; k < pieces[i].count; k++)
                         GR_MUST(cuMemFree(managed[k]));
         }
+}
+
+/* What a trim of the program's returns is not counted from then on. */
+void trimmed_pool(void)
+{
+        struct gpureclaim_status before, after = {0};
+        CUdeviceptr ptr;
+        bool told;
+
+        GR_MUST(cuMemAllocFromPoolAsync(&ptr, 4 * GT_PAGE, explicit_pool, stream));
+        GR_MUST(cuMemFreeAsync(ptr, stream));
+        GR_MUST(cuCtxSynchronize());
+        available();
+        if (!ask(&before))
+                return;
+        GR_MUST(cuMemPoolTrimTo(explicit_pool, 0));
+        told = ask(&after);
+        gt_check(told && after.reserved_bytes + 4 * GT_PAGE <= before.reserved_bytes, "a pool that was trimmed",
+                 "%.1f MiB accounted, %.1f before", gt_mib(after.reserved_bytes), gt_mib(before.reserved_bytes));
 }

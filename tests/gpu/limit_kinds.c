@@ -546,6 +546,7 @@ int main(int argc, char **argv)
                 odd_arrays();
         even_arrays();
         managed_sizes();
+        trimmed_pool();
         wrong_at_the_limit();
         make_room_while_busy();
         scattered();

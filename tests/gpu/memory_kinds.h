@@ -59,5 +59,6 @@ size_t available(void);
 void odd_arrays(void);
 void even_arrays(void);
 void managed_sizes(void);
+void trimmed_pool(void);
 
 #endif
