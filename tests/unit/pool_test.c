@@ -393,34 +393,49 @@ static void *drop_leaving(void *arg)
         return arg;
 }
 
+static void *collect_left(void *arg)
+{
+        GR_CHECK_EQ(gr_blocks_collect(context), 20 * MIB);
+        return arg;
+}
+
+/* The list of what is on its way back stays as it is while somebody else has the lock. */
+static void change_leaving(void *(*change)(void *), void *arg)
+{
+        struct gr_block *before = context->freed_in_order;
+        pthread_t thread;
+
+        gr_arena_lock(context->first_arena);
+        pthread_create(&thread, NULL, change, arg);
+        for (int n = 0; n < 20 && context->freed_in_order == before; n++)
+                usleep(500);
+        GR_CHECK(context->freed_in_order == before);
+        gr_arena_unlock(context->first_arena);
+        pthread_join(thread, NULL);
+        GR_CHECK(context->freed_in_order != before);
+}
+
 /* What is on its way back is looked at by one thread at a time; once it is there it counts as given back. */
 static void test_leaving(void)
 {
+        enum { TRIM, DROP, COLLECT, ENDS };
         uint64_t ptr;
 
         start_with(&sg_driver, GR_REUSE_AUTO, GR_POOL_NONE);
         gr_budget_set_limit(device, GR_LIMIT_HARD, 64 * MIB);
-        for (int drops = 0; drops < 2; drops++) {
+        for (int end = TRIM; end < ENDS; end++) {
                 ptr = alloc(20 * MIB);
                 GR_CHECK(sg_disown(ptr));
                 sg_work(context->handle, 0, 0, 10 * SG_MS);
-                for (int i = 0; i <= drops; i++) {
-                        struct gr_block *before = context->freed_in_order;
-                        pthread_t thread;
-
-                        gr_arena_lock(context->first_arena);
-                        pthread_create(&thread, NULL, i ? drop_leaving : leave, &ptr);
-                        for (int n = 0; n < 20 && context->freed_in_order == before; n++)
-                                usleep(500);
-                        GR_CHECK(context->freed_in_order == before);
-                        gr_arena_unlock(context->first_arena);
-                        pthread_join(thread, NULL);
-                        GR_CHECK(context->freed_in_order != before);
-                }
+                change_leaving(leave, &ptr);
+                if (end == DROP)
+                        change_leaving(drop_leaving, NULL);
                 sg_advance(20 * SG_MS);
                 GR_CHECK_EQ(sg_driver.mem_free(ptr), 0);
                 GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
-                GR_CHECK_EQ(gr_trim(context, MIB), drops ? 0 : 20 * MIB);
+                if (end == COLLECT)
+                        change_leaving(collect_left, NULL);
+                GR_CHECK_EQ(gr_trim(context, MIB), end == TRIM ? 20 * MIB : 0);
         }
         finish();
 }
@@ -898,6 +913,33 @@ static void test_smallest(void)
         finish();
 }
 
+/* Of large blocks the smallest one that serves is taken, whichever was freed first, and of the next class, too. */
+static void test_smallest_large(void)
+{
+        uint64_t a, b;
+
+        start(GR_REUSE_AUTO);
+        a = alloc(34 * MIB);
+        b = alloc(36 * MIB);
+        free_ok(a);
+        free_ok(b);
+        settle();
+        GR_CHECK_EQ(alloc(33 * MIB), a);
+        GR_CHECK_EQ(alloc(33 * MIB), b);
+        free_ok(a);
+        free_ok(b);
+        settle();
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX), 70 * MIB);
+
+        a = alloc(38 * MIB);
+        free_ok(a);
+        settle();
+        GR_CHECK(gr_class_of(35 * MIB) == GR_CLASS_EXACT && gr_class_of(38 * MIB) > GR_CLASS_EXACT);
+        GR_CHECK_EQ(alloc(35 * MIB), a);
+        free_ok(a);
+        finish();
+}
+
 struct pitched {
         uint64_t bytes;
         int rc;
@@ -1081,6 +1123,7 @@ int main(void)
         test_short_looks();
         test_alloc_by();
         test_smallest();
+        test_smallest_large();
         for (int live = 0; live < 2; live++) {
                 test_given(4 * MIB, live);
                 test_given(4096, live);
