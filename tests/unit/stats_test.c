@@ -382,16 +382,20 @@ static void test_together(void)
         sg_reset(256 * MIB);
         gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         device = &core.devices[0];
-        gr_lock(&device->slabs_lock);
-        device->slab_count = 1;
-        GR_CHECK_EQ(pthread_create(&thread, NULL, ask_slab_bytes, device), 0);
-        usleep(50000);
-        atomic_store(&device->slab_rest_bytes, 2 * MIB);
-        gr_unlock(&device->slabs_lock);
-        pthread_join(thread, &found);
-        GR_CHECK_EQ((uintptr_t)found, 2 * MIB);
-        atomic_store(&device->slab_rest_bytes, 0);
-        device->slab_count = 0;
+        for (int i = 0; i < 2; i++) {
+                struct gr_lock *lock = i == 0 ? &device->slabs_lock : &core.contexts_lock;
+
+                gr_lock(lock);
+                device->slab_count = 1;
+                GR_CHECK_EQ(pthread_create(&thread, NULL, ask_slab_bytes, device), 0);
+                usleep(50000);
+                atomic_store(&device->slab_rest_bytes, 2 * MIB);
+                gr_unlock(lock);
+                pthread_join(thread, &found);
+                GR_CHECK_EQ((uintptr_t)found, 2 * MIB);
+                atomic_store(&device->slab_rest_bytes, 0);
+                device->slab_count = 0;
+        }
 
         context = gr_core_context_add(&core, sg_context_new(0), 0);
         arena = gr_metadata_alloc(sizeof(*arena));
