@@ -9,6 +9,8 @@
 
 #include "alloc/ladder.h"
 #include "base/log.h"
+#include "base/metadata.h"
+#include "cache/block.h"
 #include "pool_gpu.h"
 #include "reclaim/trim.h"
 
@@ -233,14 +235,20 @@ static void test_spill_stale(void)
 /* What does not come leaves all that is allowed for the next one, and other memory kinds than the device's get none. */
 static void test_spill_refused(void)
 {
+        struct gr_block *next[2];
         uint64_t ptr;
 
         start((struct gr_config){0});
         context->device->spill_bytes = 32 * MIB;
         sg_hold(0, ROOM_BYTES, 0);
         driver.host_alloc = no_host_memory;
-        GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &ptr), -ENOMEM);
-        GR_CHECK_EQ(context->device->spilled_bytes, 0);
+        for (int i = 0; i < 2; i++) {
+                GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &ptr), -ENOMEM);
+                GR_CHECK_EQ(context->device->spilled_bytes, 0);
+                next[i] = gr_block_new();
+                gr_block_delete(next[i]);
+        }
+        GR_CHECK(!GR_METADATA_IN_CHUNKS || next[1] == next[0]); /* otherwise whoever looks for leaks says so */
         driver.host_alloc = host_alloc;
         GR_CHECK_EQ(gr_ladder_climb_for(context, 20 * MIB, refused, NULL, -ENOMEM), -ENOMEM);
         GR_CHECK_EQ(host_blocks, 0);
