@@ -67,6 +67,8 @@ enum gr_rank {
         GR_RANK_NVML,          /* loading NVML */
         GR_RANK_NVML_VIEWS,    /* the functions of NVML that the program would find without the library */
         GR_RANK_TRACE,         /* the trace's file grows; held across write */
+        GR_RANK_ORIGINS,       /* stacks are added to the file of origins */
+        GR_RANK_ORIGINS_FILE,  /* that file grows; held across fallocate. And a part of its blocks */
         GR_RANK_WORKERS,       /* calls for worker threads */
         GR_RANK_THREADS,       /* the library's threads */
         GR_RANK_METADATA,      /* the pool's own structures; adding to them may take memory from the C library */

@@ -42,10 +42,16 @@
         X(GR_INCLUDES_ALLOCATIONS, "allocations")                                                                      \
         X(GR_INCLUDES_PROCESS, "process")
 
+#define GR_BACKTRACE_MODES(X)                                                                                          \
+        X(GR_BACKTRACE_OFF, "off")                                                                                     \
+        X(GR_BACKTRACE_SAMPLE, "sample")                                                                               \
+        X(GR_BACKTRACE_FULL, "full")
+
 #define GR_ENUMERATOR(id, word) id,
 enum gr_reuse { GR_REUSE_MODES(GR_ENUMERATOR) };
 enum gr_pool_kind { GR_POOL_KINDS(GR_ENUMERATOR) };
 enum gr_graph_arena { GR_GRAPH_ARENAS(GR_ENUMERATOR) };
+enum gr_backtrace { GR_BACKTRACE_MODES(GR_ENUMERATOR) };
 enum gr_limit_includes { GR_LIMIT_INCLUDES(GR_ENUMERATOR) };
 #undef GR_ENUMERATOR
 
@@ -104,6 +110,7 @@ extern const struct gr_option gr_option_table[GR_OPTION_COUNT];
 extern const char *const gr_options_reuse_words[];
 extern const char *const gr_options_pool_words[];
 extern const char *const gr_options_graph_arena_words[];
+extern const char *const gr_options_backtrace_words[];
 extern const char *const gr_options_limit_includes_words[];
 
 /* Takes one message without newline, valid during the call only. */

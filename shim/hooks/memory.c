@@ -14,7 +14,7 @@
 #include "hooks/context.h"
 #include "hooks/managed.h"
 #include "hooks/stream_ordered.h"
-#include "hooks/trace.h"
+#include "hooks/note.h"
 
 #define PITCHES_MAX 4096 /* widths remembered; a program with more of them pays the driver for the rest */
 
@@ -49,8 +49,8 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, u
         assert(context && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && rc <= 0);
         if (rc)
                 return rc;
-        if (gr_trace_is_on())
-                gr_trace_begin_alloc();
+        if (gr_notes_are_on())
+                gr_note_before_alloc();
         if (!ptr && captures)
                 in_hold = gr_captures_alloc_in_hold(context, bytes, &ptr);
         if (!ptr) /* while a capture is open the fast path was left out */
@@ -60,8 +60,8 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, u
                 if (captures && !in_hold)
                         gr_captures_hold(ptr);
         }
-        if (gr_trace_is_on())
-                gr_trace_end_alloc(context, ptr, bytes, rc);
+        if (gr_notes_are_on())
+                gr_note_alloc(context, ptr, bytes, rc);
         return rc;
 }
 
@@ -149,8 +149,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
         if (key.pitch_bytes) {
                 rc = gr_memory_alloc(context, key.pitch_bytes * height, dptr);
         } else {
-                if (gr_trace_is_on())
-                        gr_trace_begin_alloc();
+                if (gr_notes_are_on())
+                        gr_note_before_alloc();
                 rc = gr_pool_alloc_by(context, ((width_bytes + 511) & ~(size_t)511) * height, alloc_pitched, &request,
                                       &ptr);
                 if (rc == 0) {
@@ -160,8 +160,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
                         if (gr_captures_are_open())
                                 gr_captures_hold(ptr);
                 }
-                if (gr_trace_is_on())
-                        gr_trace_end_alloc(context, rc ? 0 : ptr, (rc ? width_bytes : key.pitch_bytes) * height, rc);
+                if (gr_notes_are_on())
+                        gr_note_alloc(context, rc ? 0 : ptr, (rc ? width_bytes : key.pitch_bytes) * height, rc);
         }
         if (rc == 0)
                 *pitch = key.pitch_bytes;
@@ -172,16 +172,17 @@ __attribute__((noinline)) int gr_memory_free_slow(CUdeviceptr ptr, struct gr_beg
 {
         GR_KEEP_ERRNO;
         int refused = freed.context ? 0 : gr_memory_runtime_refused, rc;
-        bool traced = !freed.context && gr_trace_is_on();
-        uint64_t before_ns;
+        bool noted = !freed.context && gr_notes_are_on();
+        struct gr_note_free before = {0};
 
         assert(ptr && (freed.context || !freed.should_close) && refused <= 0);
         if (refused)
                 return refused;
-        before_ns = traced ? gr_driver.now_ns() : 0;
-        rc = traced && gr_pool_free_fast(&gr_core, ptr, &freed) ? 0 : gr_pool_free_slow(&gr_core, ptr, freed);
-        if (traced && !rc)
-                gr_trace_free(ptr, before_ns);
+        if (noted)
+                before = gr_note_before_free(ptr);
+        rc = noted && gr_pool_free_fast(&gr_core, ptr, &freed) ? 0 : gr_pool_free_slow(&gr_core, ptr, freed);
+        if (noted)
+                gr_note_free(ptr, before, rc);
         return rc;
 }
 
@@ -218,7 +219,7 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, enum gr_null_strea
 {
         struct free_request request = {stream, real};
         struct gr_stream_ordered_free freed;
-        uint64_t before_ns;
+        struct gr_note_free before = {0};
         GR_KEEP_ERRNO;
         CUresult result;
         int rc;
@@ -227,10 +228,10 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, enum gr_null_strea
                 return CUDA_ERROR_NOT_FOUND;
         if (!gr_shim_ready() || !dptr || gr_capture_on(stream, null_stream))
                 return real(dptr, stream);
-        before_ns = gr_trace_is_on() ? gr_driver.now_ns() : 0;
+        if (gr_notes_are_on())
+                before = gr_note_before_free(dptr);
         rc = gr_pool_free_in_order(&gr_core, dptr, give_back, &request);
-        if (before_ns && !rc)
-                gr_trace_free(dptr, before_ns);
+        gr_note_free(dptr, before, rc);
         if (rc != -ENOENT)
                 return gr_result(rc);
         GR_NO_CANCEL; /* else a thread that ends in the driver would leave `freed`, on its stack, in a list */

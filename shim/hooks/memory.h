@@ -5,16 +5,16 @@
 #include "alloc/pool.h"
 #include "driver/real.h"
 #include "hooks/captures.h"
-#include "hooks/trace.h"
+#include "hooks/note.h"
 
 /*
- * gr_memory_alloc gives the program a block of the pool, gr_memory_free takes one back; the trace is told. 0 or -errno;
+ * gr_memory_alloc gives the program a block of the pool, gr_memory_free takes one back; both are noted. 0 or -errno;
  * errno is kept. bytes: from 1 to GR_BLOCK_MAX_BYTES. -ENOENT from a free: not a block of the pool. Where the free
  * fails, the block is unchanged.
  *
  * The inline functions are the fast path; the slow path is in memory.c, and gets its result. ptr: the address that
  * gr_pool_alloc_fast returned, or 0 if it found nothing or was skipped because a capture is open. freed: what
- * gr_pool_free_fast set, or all zero if it was skipped because there is a trace. (An allocation does not go through
+ * gr_pool_free_fast set, or all zero if it was skipped because frees are noted. (An allocation does not go through
  * gr_pool_alloc: the slow path here has steps of its own before that of the pool.)
  */
 int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
@@ -25,7 +25,7 @@ static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUde
         /* Does not touch errno; the slow path may */
         uint64_t ptr = gr_captures_are_open() ? 0 : gr_pool_alloc_fast(context, bytes);
 
-        if (__builtin_expect(!ptr || gr_trace_is_on(), 0))
+        if (__builtin_expect(!ptr || gr_notes_are_on(), 0))
                 return gr_memory_alloc_slow(context, ptr, bytes, ret_ptr);
         *ret_ptr = ptr;
         return 0;
@@ -35,7 +35,7 @@ static inline int gr_memory_free(CUdeviceptr ptr)
 {
         struct gr_begun_free freed = {0};
 
-        if (__builtin_expect(!gr_trace_is_on(), 1) && gr_pool_free_fast(&gr_core, ptr, &freed))
+        if (__builtin_expect(!gr_notes_are_on(), 1) && gr_pool_free_fast(&gr_core, ptr, &freed))
                 return 0;
         return gr_memory_free_slow(ptr, freed);
 }

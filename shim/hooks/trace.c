@@ -19,6 +19,7 @@
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "system/environment.h"
+#include "system/mapped_file.h"
 #include "system/messages.h"
 
 #define BATCH_BYTES  (GR_TRACE_BATCH * sizeof(struct gr_trace_entry))
@@ -38,27 +39,21 @@ static _Atomic uint64_t batches, ring; /* the header has copies, which others ma
 static uint64_t begin_ns;
 
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_TRACE); /* the file grows; held across write */
-static struct gr_path path GR_GUARDED_BY(lock);
-static struct stat file GR_GUARDED_BY(lock);
+static struct gr_mapped_file file GR_GUARDED_BY(lock);
 
 /*
  * Writes zeroes at the end of the file, for STEP more batches. A page of a mapping that the disk has no room for would
- * end the program (SIGBUS), and so would a size that only ftruncate had set. The file is opened anew each time: nothing
- * is left open for a program that closes all descriptors, or for its children; nor is it a standard stream that the
- * program has closed and may print to. 0 or -errno.
+ * end the program (SIGBUS), and so would a size that only ftruncate had set. 0 or -errno.
  */
 GR_HELD(lock) static int extend(uint64_t present)
 {
         static char zeroes[65536];
-        struct stat now;
-        int fd = gr_message_begin(open(path.text, O_WRONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)), rc = 0;
+        int fd = gr_mapped_file_open(&file), rc = 0;
 
         gr_assert_locked(&lock);
         if (fd < 0)
-                return -errno;
-        if (fstat(fd, &now) != 0 || now.st_dev != file.st_dev || now.st_ino != file.st_ino)
-                rc = -ESTALE;
-        else if (lseek(fd, (off_t)(sizeof(*header) + present * BATCH_BYTES), SEEK_SET) < 0)
+                return fd;
+        if (lseek(fd, (off_t)(sizeof(*header) + present * BATCH_BYTES), SEEK_SET) < 0)
                 rc = -errno;
         for (size_t i = 0; !rc && i < STEP * BATCH_BYTES; i += sizeof(zeroes))
                 rc = gr_log_write(fd, zeroes, sizeof(zeroes), GR_WRITE_WAIT_MS);
@@ -81,7 +76,7 @@ static __attribute__((noinline)) void grow(uint64_t batch)
                         continue;
                 }
                 gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: %s cannot grow beyond %llu MiB, its oldest part is lost: %s",
-                       path.text, (unsigned long long)(batches * BATCH_BYTES >> 20),
+                       file.path.text, (unsigned long long)(batches * BATCH_BYTES >> 20),
                        rc == -ESTALE ? "another file has its name" : strerror(-rc));
                 ring = batches;
                 header->ring = ring;
@@ -155,10 +150,7 @@ void gr_trace_free(CUdeviceptr ptr, uint64_t before_ns)
         write_at(before_ns, GR_ENTRY_FREE, GR_ENTRY_NO_DEVICE, 0, ptr, 0);
 }
 
-/*
- * Makes a new file at path: one that another process has mapped must not become shorter, as that process would end with
- * SIGBUS. 0 or -errno.
- */
+/* 0 or -errno. */
 GR_HELD(lock) static int create(void)
 {
         struct gr_trace_header first = {.magic = GR_TRACE_MAGIC,
@@ -169,26 +161,14 @@ GR_HELD(lock) static int create(void)
                                         .pid = (uint64_t)getpid(),
                                         .ring = GR_TRACE_BATCHES_MAX};
         struct timespec now;
-        struct stat old;
-        int fd, command, rc;
+        int fd = gr_mapped_file_create(&file, gr_options.trace.text), rc;
 
-        if (lstat(path.text, &old) == 0 && !S_ISREG(old.st_mode))
-                return -EEXIST;
-        if (unlink(path.text) != 0 && errno != ENOENT)
-                return -errno;
-        fd = gr_message_begin(open(path.text, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
         if (fd < 0)
-                return -errno;
+                return fd;
         clock_gettime(CLOCK_REALTIME, &now);
         first.began_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-        command = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-        if (command >= 0) {
-                ssize_t ignored = read(command, first.command, sizeof(first.command) - 1);
-
-                (void)ignored;
-                close(command);
-        }
-        rc = fstat(fd, &file) == 0 ? gr_log_write(fd, &first, sizeof(first), GR_WRITE_WAIT_MS) : -errno;
+        gr_mapped_file_command(first.command, sizeof(first.command));
+        rc = gr_log_write(fd, &first, sizeof(first), GR_WRITE_WAIT_MS);
         if (!rc)
                 rc = extend(0);
         if (!rc) {
@@ -200,30 +180,26 @@ GR_HELD(lock) static int create(void)
                         header = mapped;
         }
         if (rc && rc != -ESTALE) /* that is another process's */
-                unlink(path.text);
+                unlink(file.path.text);
         gr_message_end(fd);
         return rc;
 }
 
-void gr_trace_init(void)
+bool gr_trace_init(void)
 {
         int rc;
 
         if (!gr_options.trace.text[0])
-                return;
+                return false;
         gr_lock(&lock);
         assert(!header); /* opened once */
-        rc = gr_options_expand_path(gr_options.trace.text, getpid(), path.text, sizeof(path.text));
-        if (!rc) {
-                gr_environment_make_absolute(&path);
-                rc = create();
-        }
+        rc = create();
         if (rc)
-                gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: cannot write %s: %s", path.text,
+                gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: cannot write %s: %s", file.path.text,
                        rc == -EEXIST ? "it is no regular file" : strerror(-rc));
         gr_unlock(&lock);
         if (rc)
-                return;
+                return false;
         for (int i = 0; i < GR_TRACE_DEVICES && gr_real.cuDeviceGetName; i++)
                 if (gr_real.cuDeviceGetName(header->devices[i], sizeof(header->devices[i]), i) != CUDA_SUCCESS)
                         break;
@@ -231,4 +207,5 @@ void gr_trace_init(void)
         ring = GR_TRACE_BATCHES_MAX;
         begin_ns = gr_driver.now_ns();
         atomic_store(&gr_trace_to, add);
+        return true;
 }

@@ -5,8 +5,8 @@
 #include "base/trace_file.h"
 #include "shim.h"
 
-/* Opens the file that GPURECLAIM_TRACE names, if any; once, in the process that uses CUDA. */
-void gr_trace_init(void);
+/* Opens the file that GPURECLAIM_TRACE names, if any; once, in the process that uses CUDA. Whether there is one. */
+bool gr_trace_init(void);
 
 /*
  * Called where there is a trace: around each allocation of the program, whose result is rc; and after each free, with

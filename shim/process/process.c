@@ -19,9 +19,9 @@
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/context.h"
+#include "hooks/note.h"
 #include "hooks/segment_export.h"
 #include "hooks/stream_ordered.h"
-#include "hooks/trace.h"
 #include "process/api.h"
 #include "reclaim/trim.h"
 #include "system/environment.h"
@@ -295,6 +295,7 @@ static void at_exit(void)
         gr_workers_join_threads(BACKGROUND_STOP_NS);
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
+        gr_note_end();
         atomic_compare_exchange_strong(&gr_shim_state, &ready, GR_SHIM_ENDING);
 }
 
@@ -305,7 +306,7 @@ static void note_use(void)
 
         if (!atomic_exchange(&in_use, true)) {
                 owner = getpid();
-                gr_trace_init();
+                gr_note_init();
                 atexit(at_exit);
         }
 }

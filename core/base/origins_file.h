@@ -1,0 +1,81 @@
+/*
+ * The file of GPURECLAIM_BACKTRACE: the blocks that the program has, and where it allocated each of them.
+ *
+ * The process maps it, so that what is written stays when the process is killed. It is a header; records, one after the
+ * other, of which none changes once it is counted in records_bytes; and from blocks_at on the blocks. A block whose
+ * address is 0 is not in use. Between the records and the blocks the file has a hole. Little endian.
+ */
+#ifndef GR_ORIGINS_FILE_H
+#define GR_ORIGINS_FILE_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define GR_ORIGINS_MAGIC       "GRORIGN" /* with its NUL */
+#define GR_ORIGINS_VERSION     1
+#define GR_ORIGINS_SUFFIX      ".origins"
+#define GR_ORIGINS_RECORDS_MAX ((size_t)64 << 20) /* bytes */
+#define GR_ORIGINS_BLOCKS_MAX  ((size_t)4 << 20)
+
+/* Each begins with this and ends at a multiple of 8 bytes from the begin of the file, by which it is named: / 8. */
+struct gr_origins_record {
+        uint32_t kind, bytes; /* with this and the padding */
+};
+
+enum gr_origins_kind { GR_ORIGINS_MODULE = 1, GR_ORIGINS_PYTHON, GR_ORIGINS_STACK };
+
+/* A program or library: its frames are by their address in its ELF file, so that they can be named later. */
+struct gr_origins_module {
+        struct gr_origins_record head;
+        uint64_t base; /* where it was loaded: an address of the process less that of the file */
+        uint8_t id_bytes, id[31];
+        char path[]; /* with its NUL */
+};
+
+struct gr_origins_python {
+        struct gr_origins_record head;
+        uint32_t line;
+        char name_and_file[]; /* each with its NUL */
+};
+
+/* The innermost frame first; the frames of Python behind those of the machine, which end where they begin. */
+struct gr_origins_stack {
+        struct gr_origins_record head;
+        /* Of the reader: what the stack had at its last look. */
+        uint64_t looked_bytes, looked_blocks;
+        uint64_t frames[];
+};
+
+/* A frame: GR_ORIGINS_IS_PYTHON | record; or module record << 40 | return address in it; or an address and no module */
+#define GR_ORIGINS_IS_PYTHON    (UINT64_C(1) << 63)
+#define GR_ORIGINS_MODULE_SHIFT 40
+#define GR_ORIGINS_ADDRESS_MASK ((UINT64_C(1) << GR_ORIGINS_MODULE_SHIFT) - 1)
+
+struct gr_origins_block {
+        _Atomic uint64_t address; /* written last */
+        uint64_t bytes;
+        uint64_t time_ns; /* since the file began */
+        uint32_t thread;
+        uint32_t stack; /* record; 0: not known, as there was no more room */
+};
+
+struct gr_origins_header {
+        char magic[8];
+        uint32_t version, header_bytes;
+        uint64_t blocks_at, pid, began_ns; /* by the clock of the day, since 1970 */
+        uint64_t began_monotonic_ns;
+        uint64_t sample_bytes;          /* each block of so many bytes or more is here, smaller ones by chance; 0: all */
+        _Atomic uint64_t records_bytes; /* with the header */
+        _Atomic uint64_t blocks;        /* places for them */
+        _Atomic uint64_t lost_blocks;   /* there was no room for them */
+        uint64_t looked_ns;             /* of the reader: its last look, since the file began; 0: none */
+        char command[1024];             /* words, each with its NUL */
+        char rest[2984];
+};
+
+_Static_assert(sizeof(struct gr_origins_header) == 4096 && sizeof(struct gr_origins_block) == 32 &&
+                       sizeof(struct gr_origins_module) == 48,
+               "as files have it");
+
+#endif

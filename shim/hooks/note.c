@@ -1,0 +1,53 @@
+#include "hooks/note.h"
+
+#include "base/attributes.h"
+#include "driver/operations.h"
+
+_Atomic int gr_notes GR_HOT_DATA;
+
+void gr_note_init(void)
+{
+        if (gr_trace_init())
+                gr_notes |= GR_NOTES_TRACE;
+        if (gr_origins_init())
+                gr_notes |= GR_NOTES_ORIGINS;
+}
+
+void gr_note_end(void)
+{
+        if (gr_notes & GR_NOTES_ORIGINS)
+                gr_origins_end();
+}
+
+void gr_note_before_alloc(void)
+{
+        if (gr_notes & GR_NOTES_TRACE)
+                gr_trace_begin_alloc();
+}
+
+void gr_note_alloc(struct gr_context *context, CUdeviceptr ptr, size_t bytes, int rc)
+{
+        if (gr_notes & GR_NOTES_TRACE)
+                gr_trace_end_alloc(context, ptr, bytes, rc);
+        if ((gr_notes & GR_NOTES_ORIGINS) && !rc)
+                gr_origins_add(ptr, bytes);
+}
+
+struct gr_note_free gr_note_before_free(CUdeviceptr ptr)
+{
+        struct gr_note_free before = {.before_ns = gr_notes & GR_NOTES_TRACE ? gr_driver.now_ns() : 0};
+
+        if (gr_notes & GR_NOTES_ORIGINS)
+                before.found = gr_origins_find(ptr);
+        return before;
+}
+
+void gr_note_free(CUdeviceptr ptr, struct gr_note_free before, int rc)
+{
+        if (rc)
+                return;
+        if (before.before_ns)
+                gr_trace_free(ptr, before.before_ns);
+        if (before.found.block)
+                gr_origins_remove(ptr, before.found);
+}

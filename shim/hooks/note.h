@@ -1,0 +1,35 @@
+/*
+ * What is noted of the program's allocations and frees: in the trace (hooks/trace.h), and as origins (hooks/origins.h).
+ * Where neither is asked for, a call costs a test of gr_notes.
+ */
+#ifndef GR_NOTE_H
+#define GR_NOTE_H
+
+#include "hooks/origins.h"
+#include "hooks/trace.h"
+
+enum { GR_NOTES_TRACE = 1, GR_NOTES_ORIGINS = 2 };
+extern _Atomic int gr_notes GR_HIDDEN;
+
+static inline bool gr_notes_are_on(void)
+{
+        return __builtin_expect(atomic_load_explicit(&gr_notes, memory_order_relaxed) != 0, 0);
+}
+
+/* Opens the files that the options name, if any; once, in the process that uses CUDA. And the process exits. */
+void gr_note_init(void);
+void gr_note_end(void);
+
+/* Around each allocation of the program. rc: its result. */
+void gr_note_before_alloc(void);
+void gr_note_alloc(struct gr_context *context, CUdeviceptr ptr, size_t bytes, int rc);
+
+/* Around each free. rc: its result; other than 0: it was none. */
+struct gr_note_free {
+        uint64_t before_ns;
+        struct gr_origins_found found;
+};
+struct gr_note_free gr_note_before_free(CUdeviceptr ptr);
+void gr_note_free(CUdeviceptr ptr, struct gr_note_free before, int rc);
+
+#endif

@@ -1,0 +1,350 @@
+#include "hooks/origins.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/lock.h"
+#include "base/log.h"
+#include "base/no_cancel.h"
+#include "driver/operations.h"
+#include "hooks/stack.h"
+#include "system/environment.h"
+#include "system/mapped_file.h"
+#include "system/messages.h"
+
+#define SAMPLE_BYTES ((uint64_t)64 << 20)
+#define BLOCKS_AT    (sizeof(struct gr_origins_header) + GR_ORIGINS_RECORDS_MAX)
+#define MAPPED_BYTES (BLOCKS_AT + GR_ORIGINS_BLOCKS_MAX * sizeof(struct gr_origins_block))
+#define STEP         ((size_t)256 << 10) /* bytes that each part of the file grows by */
+#define LISTS        ((size_t)1 << 20)
+#define LOCKS        64
+
+static struct gr_origins_header *header; /* mapped, with all that follows, until the process ends */
+static struct gr_origins_block *blocks;
+
+/*
+ * The blocks by address: each list begins in heads and goes on in next, 0 ends it, and block i is blocks[i - 1]. Lock n
+ * guards the lists whose number is n modulo LOCKS, and a list of blocks that can be used again.
+ */
+static _Atomic uint32_t *heads;
+static uint32_t *next;
+static struct part {
+        struct gr_spin lock;
+        uint32_t spare;
+} __attribute__((aligned(GR_LINE_BYTES))) parts[LOCKS];
+
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_ORIGINS_FILE);
+static struct gr_mapped_file file GR_GUARDED_BY(lock);
+static bool is_full GR_GUARDED_BY(lock);              /* it could not grow, and the log has said so */
+static _Atomic size_t records_room, blocks_room;      /* bytes that the file has for them, with the header */
+
+/* Which allocations of the thread are noted. */
+static _Thread_local struct {
+        uint64_t seed;
+        int64_t left; /* bytes until the next one */
+} own __attribute__((tls_model("initial-exec")));
+
+/*
+ * Takes room on the disk: a page of the mapping without it would end the program (SIGBUS). So would, in the call itself,
+ * a size above the process's limit (SIGXFSZ). 0 or -errno.
+ */
+static int take_room(int fd, size_t at, size_t bytes)
+{
+        struct rlimit most;
+
+        if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < at + bytes)
+                return -EFBIG;
+        return -posix_fallocate(fd, (off_t)at, (off_t)bytes);
+}
+
+/* Makes one part of the file reach to `end` bytes, if it may still grow. begin: of the part. Whether it does. */
+static __attribute__((noinline)) bool grow(_Atomic size_t *room, size_t begin, size_t end, size_t most)
+{
+        GR_NO_CANCEL;
+        bool grown;
+
+        gr_lock(&lock);
+        while (*room < end && end <= most && !is_full) {
+                int fd = gr_mapped_file_open(&file), rc = fd < 0 ? fd : take_room(fd, begin + *room, STEP);
+
+                if (fd >= 0)
+                        gr_message_end(fd);
+                if (!rc) {
+                        *room += STEP;
+                        continue;
+                }
+                gr_log(GR_LOG_WARN, "GPURECLAIM_BACKTRACE: %s cannot grow, later origins are lost: %s", file.path.text,
+                       rc == -ESTALE ? "another file has its name" : strerror(-rc));
+                is_full = true;
+        }
+        grown = *room >= end;
+        gr_unlock(&lock);
+        return grown;
+}
+
+/* For struct gr_stack_file. */
+static struct gr_origins_record *append(size_t bytes)
+{
+        size_t begin = atomic_load_explicit(&header->records_bytes, memory_order_relaxed);
+        struct gr_origins_record *record = (void *)((char *)header + begin);
+
+        bytes = (bytes + 7) & ~(size_t)7;
+        if (begin + bytes > records_room && !grow(&records_room, 0, begin + bytes, BLOCKS_AT))
+                return NULL;
+        record->bytes = (uint32_t)bytes;
+        return record;
+}
+
+static uint32_t commit(struct gr_origins_record *record)
+{
+        size_t begin = (size_t)((char *)record - (char *)header);
+
+        atomic_store_explicit(&header->records_bytes, begin + record->bytes, memory_order_release);
+        return (uint32_t)(begin / 8);
+}
+
+static uint64_t random_word(void)
+{
+        static _Atomic uint64_t threads;
+        uint64_t word;
+
+        if (!own.seed)
+                own.seed = (atomic_fetch_add_explicit(&threads, 1, memory_order_relaxed) + 1) << 32;
+        word = own.seed += UINT64_C(0x9e3779b97f4a7c15); /* splitmix64 */
+        word = (word ^ word >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+        word = (word ^ word >> 27) * UINT64_C(0x94d049bb133111eb);
+        return word ^ word >> 31;
+}
+
+/*
+ * Bytes until the next sample: of an exponential distribution, so that each byte has the same chance whatever came
+ * before. By von Neumann's method, which needs comparisons only: how long a row of numbers falls.
+ */
+static int64_t draw(void)
+{
+        for (uint64_t whole = 0;; whole++) {
+                uint64_t first = random_word() >> 32, last = first, now;
+                unsigned length = 1;
+
+                while ((now = random_word() >> 32) < last) {
+                        last = now;
+                        length++;
+                }
+                if (length % 2 == 1)
+                        return (int64_t)(SAMPLE_BYTES * whole + (SAMPLE_BYTES * first >> 32));
+        }
+}
+
+static bool is_sampled(size_t bytes)
+{
+        if (!header->sample_bytes || bytes >= SAMPLE_BYTES)
+                return true;
+        if (!own.seed)
+                own.left = draw();
+        own.left -= (int64_t)bytes;
+        if (own.left >= 0)
+                return false;
+        own.left = draw();
+        return true;
+}
+
+static size_t list_of(uint64_t address)
+{
+        return (address * UINT64_C(0x9e3779b97f4a7c15)) >> 44;
+}
+
+/* A block that was never used; 0: there is no more room. */
+static uint32_t new_block(void)
+{
+        uint64_t count = atomic_load_explicit(&header->blocks, memory_order_relaxed);
+
+        do {
+                size_t end = (count + 1) * sizeof(*blocks);
+
+                if (end > blocks_room &&
+                    !grow(&blocks_room, BLOCKS_AT, end, GR_ORIGINS_BLOCKS_MAX * sizeof(*blocks)))
+                        return 0;
+        } while (!atomic_compare_exchange_weak(&header->blocks, &count, count + 1));
+        return (uint32_t)count + 1;
+}
+
+/* The block of this address in its list; 0: none. */
+static uint32_t search(size_t list, uint64_t address)
+{
+        uint32_t at = atomic_load_explicit(&heads[list], memory_order_relaxed);
+
+        while (at && atomic_load_explicit(&blocks[at - 1].address, memory_order_relaxed) != address)
+                at = next[at - 1];
+        return at;
+}
+
+void gr_origins_add(uint64_t address, size_t bytes)
+{
+        static const struct gr_stack_file stack_file = {append, commit};
+        static _Thread_local uint32_t thread __attribute__((tls_model("initial-exec")));
+        size_t list = list_of(address);
+        struct part *part = &parts[list % LOCKS];
+        struct gr_origins_block *block;
+        uint32_t stack, at;
+
+        if (!is_sampled(bytes))
+                return;
+        if (!thread)
+                thread = (uint32_t)syscall(SYS_gettid);
+        stack = gr_stack_here(&stack_file);
+        gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
+        at = search(list, address); /* it went with its context, and nobody freed it */
+        if (!at) {
+                at = part->spare;
+                if (at) {
+                        part->spare = next[at - 1];
+                } else {
+                        gr_spin_unlock(&part->lock, GR_RANK_ORIGINS_FILE);
+                        at = new_block();
+                        if (!at) {
+                                atomic_fetch_add_explicit(&header->lost_blocks, 1, memory_order_relaxed);
+                                return;
+                        }
+                        gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
+                }
+                next[at - 1] = heads[list];
+                heads[list] = at;
+        }
+        block = &blocks[at - 1];
+        atomic_store_explicit(&block->address, 0, memory_order_relaxed);
+        atomic_thread_fence(memory_order_release);
+        block->bytes = bytes;
+        block->time_ns = gr_driver.now_ns() - header->began_monotonic_ns;
+        block->thread = thread;
+        block->stack = stack;
+        atomic_store_explicit(&block->address, address, memory_order_release);
+        gr_spin_unlock(&part->lock, GR_RANK_ORIGINS_FILE);
+}
+
+struct gr_origins_found gr_origins_find(uint64_t address)
+{
+        size_t list = list_of(address);
+        struct part *part = &parts[list % LOCKS];
+        struct gr_origins_found found = {0};
+
+        if (!atomic_load_explicit(&heads[list], memory_order_acquire)) /* most, where only a sample is noted */
+                return found;
+        gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
+        found.block = search(list, address);
+        if (found.block)
+                found.time_ns = blocks[found.block - 1].time_ns;
+        gr_spin_unlock(&part->lock, GR_RANK_ORIGINS_FILE);
+        return found;
+}
+
+void gr_origins_remove(uint64_t address, struct gr_origins_found found)
+{
+        size_t list = list_of(address);
+        struct part *part = &parts[list % LOCKS];
+        struct gr_origins_block *block = &blocks[found.block - 1];
+        uint32_t at;
+
+        gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
+        /* Unless it is the next block at this address by now */
+        if (atomic_load_explicit(&block->address, memory_order_relaxed) == address && block->time_ns == found.time_ns) {
+                atomic_store_explicit(&block->address, 0, memory_order_relaxed);
+                at = heads[list];
+                if (at == found.block) {
+                        heads[list] = next[at - 1];
+                } else {
+                        while (next[at - 1] != found.block)
+                                at = next[at - 1];
+                        next[at - 1] = next[found.block - 1];
+                }
+                next[found.block - 1] = part->spare;
+                part->spare = found.block;
+        }
+        gr_spin_unlock(&part->lock, GR_RANK_ORIGINS_FILE);
+}
+
+static void *map(size_t bytes)
+{
+        void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        return mapped == MAP_FAILED ? NULL : mapped;
+}
+
+GR_HELD(lock) static int create(void)
+{
+        const char *folder = getenv("XDG_RUNTIME_DIR"), *pattern = gr_options.backtrace_file.text;
+        struct gr_path standard;
+        struct timespec now;
+        void *mapped;
+        int fd, rc;
+
+        if (!*pattern) {
+                if (!folder || access(folder, W_OK) != 0)
+                        folder = getenv("TMPDIR");
+                snprintf(standard.text, sizeof(standard.text), "%s/gpureclaim.%%p" GR_ORIGINS_SUFFIX,
+                         folder ? folder : "/tmp");
+                pattern = standard.text;
+        }
+        fd = gr_mapped_file_create(&file, pattern);
+        if (fd < 0)
+                return fd;
+        rc = take_room(fd, 0, STEP);
+        mapped = rc ? MAP_FAILED : mmap(NULL, MAPPED_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (!rc && mapped == MAP_FAILED)
+                rc = -errno;
+        gr_message_end(fd);
+        if (rc) {
+                unlink(file.path.text);
+                return rc;
+        }
+        header = mapped;
+        blocks = (void *)((char *)mapped + BLOCKS_AT);
+        clock_gettime(CLOCK_REALTIME, &now);
+        *header = (struct gr_origins_header){.version = GR_ORIGINS_VERSION,
+                                             .header_bytes = sizeof(*header),
+                                             .blocks_at = BLOCKS_AT,
+                                             .pid = (uint64_t)getpid(),
+                                             .began_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec,
+                                             .began_monotonic_ns = gr_driver.now_ns(),
+                                             .records_bytes = sizeof(*header)};
+        if (gr_options.backtrace == GR_BACKTRACE_SAMPLE)
+                header->sample_bytes = SAMPLE_BYTES;
+        gr_mapped_file_command(header->command, sizeof(header->command));
+        memcpy(header->magic, GR_ORIGINS_MAGIC, sizeof(header->magic));
+        records_room = STEP;
+        return 0;
+}
+
+bool gr_origins_init(void)
+{
+        int rc;
+
+        if (gr_options.backtrace == GR_BACKTRACE_OFF)
+                return false;
+        heads = map(LISTS * sizeof(*heads));
+        next = map(GR_ORIGINS_BLOCKS_MAX * sizeof(*next));
+        rc = heads && next ? gr_stack_init() : -ENOMEM;
+        gr_lock(&lock);
+        if (!rc)
+                rc = create();
+        if (rc)
+                gr_log(GR_LOG_WARN, "GPURECLAIM_BACKTRACE: cannot write %s: %s", file.path.text,
+                       rc == -EEXIST ? "it is no regular file" : strerror(-rc));
+        gr_unlock(&lock);
+        return !rc;
+}
+
+void gr_origins_end(void)
+{
+        gr_lock(&lock);
+        if (header && !gr_options.backtrace_file.text[0])
+                unlink(file.path.text);
+        gr_unlock(&lock);
+}

@@ -1,0 +1,29 @@
+/* The origins of GPURECLAIM_BACKTRACE: which blocks the program has, and which stack allocated each. */
+#ifndef GR_ORIGINS_H
+#define GR_ORIGINS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Makes the file, if the option asks for it; once, in the process that uses CUDA. Returns whether there is one. */
+bool gr_origins_init(void);
+
+/* The process exits: removes the file, unless the program's user named it. */
+void gr_origins_end(void);
+
+/* The program has been given this block. */
+void gr_origins_add(uint64_t address, size_t bytes);
+
+/*
+ * Around a free: the block is found before it, since the address may be used again at once, and removed once the free
+ * has succeeded. 0: not among the blocks.
+ */
+struct gr_origins_found {
+        uint32_t block;
+        uint64_t time_ns;
+};
+struct gr_origins_found gr_origins_find(uint64_t address);
+void gr_origins_remove(uint64_t address, struct gr_origins_found found);
+
+#endif

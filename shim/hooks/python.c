@@ -1,0 +1,192 @@
+#include "hooks/python.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "driver/dlsym.h"
+
+/* Offsets in the structures of CPython on 64-bit processors, the same in all releases of one version. */
+struct layout {
+        char version[5];
+        uint8_t thread_frame, through_cframe; /* in the thread; 255: it is there itself, else in what that points to */
+        uint8_t previous, code, at, owner;    /* in a frame; owner 0: none */
+        bool at_is_index;                     /* `at` is a number of instructions, not an address */
+        uint8_t name, first_line, instructions; /* in code; the file's name is at FILE_NAME */
+        uint8_t ascii, compact;                 /* sizes of the headers of texts */
+};
+
+#define FILE_NAME        112
+#define NOT_THROUGH      255
+#define FRAME_BYTES      104
+#define CODE_BYTES       136
+#define OWNED_BY_C_STACK 3 /* a frame of no function */
+
+static const struct layout layouts[] = {
+        {"3.10.", 24, NOT_THROUGH, 24, 32, 96, 0, true, 112, 40, 0, 48, 72},
+        {"3.11.", 56, 8, 48, 32, 56, 0, false, 128, 72, 184, 48, 72},
+        {"3.12.", 56, 0, 8, 0, 56, 70, false, 128, 68, 192, 40, 56},
+        {"3.13.", 72, NOT_THROUGH, 8, 0, 56, 70, false, 128, 68, 200, 40, 56},
+};
+
+static const struct layout *_Atomic layout; /* NULL: no interpreter that can be read */
+static struct {
+        void *(*this_thread)(void);
+        int (*is_initialized)(void);
+        int (*is_finalizing)(void);
+        int (*line_of)(void *code, int at);
+        const void *code_type, *text_type;
+        uintptr_t loop, loop_end;
+} python; /* final when layout is set */
+static pid_t self;
+
+/* False: there is no such memory. */
+static bool peek(uint64_t address, void *to, size_t bytes)
+{
+        struct iovec local = {to, bytes}, remote = {(void *)(uintptr_t)address, bytes}; // NOLINT: another's address
+
+        return process_vm_readv(self, &local, 1, &remote, 1, 0) == (ssize_t)bytes;
+}
+
+static uint64_t word_at(const char *bytes, size_t offset)
+{
+        uint64_t word;
+
+        memcpy(&word, bytes + offset, sizeof(word));
+        return word;
+}
+
+void gr_python_find(void)
+{
+        const char *(*version)(void);
+        const ElfW(Sym) *symbol = NULL;
+        Dl_info info;
+        void *loop;
+
+        if (atomic_load_explicit(&layout, memory_order_relaxed))
+                return;
+        version = (const char *(*)(void))gr_real_symbol(RTLD_DEFAULT, "Py_GetVersion");
+        if (!version)
+                return;
+        self = getpid();
+        python.this_thread = (void *(*)(void))gr_real_symbol(RTLD_DEFAULT, "PyGILState_GetThisThreadState");
+        python.is_initialized = (int (*)(void))gr_real_symbol(RTLD_DEFAULT, "Py_IsInitialized");
+        python.is_finalizing = (int (*)(void))gr_real_symbol(RTLD_DEFAULT, "Py_IsFinalizing");
+        if (!python.is_finalizing)
+                python.is_finalizing = (int (*)(void))gr_real_symbol(RTLD_DEFAULT, "_Py_IsFinalizing");
+        python.line_of = (int (*)(void *, int))gr_real_symbol(RTLD_DEFAULT, "PyCode_Addr2Line");
+        python.code_type = gr_real_symbol(RTLD_DEFAULT, "PyCode_Type");
+        python.text_type = gr_real_symbol(RTLD_DEFAULT, "PyUnicode_Type");
+        loop = gr_real_symbol(RTLD_DEFAULT, "_PyEval_EvalFrameDefault");
+        if (loop && dladdr1(loop, &info, (void **)&symbol, RTLD_DL_SYMENT) && symbol) {
+                python.loop = (uintptr_t)loop;
+                python.loop_end = python.loop + symbol->st_size;
+        }
+        if (!python.this_thread || !python.is_initialized || !python.is_finalizing || !python.line_of ||
+            !python.code_type || !python.text_type)
+                return;
+        for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++)
+                if (strncmp(version(), layouts[i].version, strlen(layouts[i].version)) == 0)
+                        atomic_store_explicit(&layout, &layouts[i], memory_order_release);
+}
+
+bool gr_python_is_loop(uintptr_t address)
+{
+        return address - python.loop < python.loop_end - python.loop;
+}
+
+unsigned gr_python_frames(struct gr_python_frame *ret, unsigned most)
+{
+        const struct layout *of = atomic_load_explicit(&layout, memory_order_acquire);
+        char frame[FRAME_BYTES], code[CODE_BYTES];
+        unsigned count = 0;
+        uint64_t thread, at;
+
+        if (!of || !python.is_initialized() || python.is_finalizing())
+                return 0;
+        thread = (uintptr_t)python.this_thread();
+        if (!thread || !peek(thread + of->thread_frame, &at, sizeof(at)))
+                return 0;
+        if (of->through_cframe != NOT_THROUGH && !peek(at + of->through_cframe, &at, sizeof(at)))
+                return 0;
+        for (unsigned steps = 0; at && count < most && steps < 4 * most; steps++) {
+                struct gr_python_frame *next = &ret[count];
+
+                if (!peek(at, frame, sizeof(frame)))
+                        break;
+                at = word_at(frame, of->previous);
+                if (of->owner && frame[of->owner] == OWNED_BY_C_STACK)
+                        continue;
+                next->code = word_at(frame, of->code);
+                if (!peek(next->code, code, sizeof(code)) || word_at(code, 8) != (uintptr_t)python.code_type)
+                        break;
+                next->at = of->at_is_index ? 2 * (int)word_at(frame, of->at)
+                                           : (int64_t)(word_at(frame, of->at) - next->code - of->instructions);
+                next->mark = word_at(code, of->name) * 31 + word_at(code, of->first_line) % (UINT64_C(1) << 32);
+                count++;
+        }
+        return count;
+}
+
+/* Copies a text of Python as UTF-8. Returns its bytes with the NUL; 0: cannot be read. */
+static size_t copy_text(const struct layout *of, uint64_t address, char *to, size_t room)
+{
+        char head[48];
+        uint32_t state, letter_bytes;
+        char raw[1024];
+        uint64_t letters;
+        size_t used = 0;
+
+        if (!peek(address, head, sizeof(head)) || word_at(head, 8) != (uintptr_t)python.text_type)
+                return 0;
+        letters = word_at(head, 16);
+        state = (uint32_t)word_at(head, 32);
+        letter_bytes = state >> 2 & 7;
+        if (!(state & 32) || (letter_bytes != 1 && letter_bytes != 2 && letter_bytes != 4)) /* not in one piece */
+                return 0;
+        if (letters > sizeof(raw) / letter_bytes)
+                letters = sizeof(raw) / letter_bytes;
+        if (!peek(address + (state & 64 ? of->ascii : of->compact), raw, letters * letter_bytes))
+                return 0;
+        for (uint64_t i = 0; i < letters && used + 5 <= room; i++) {
+                uint32_t letter = 0;
+
+                memcpy(&letter, raw + i * letter_bytes, letter_bytes);
+                if (letter < 0x80) {
+                        to[used++] = (char)(letter ? letter : '?');
+                        continue;
+                }
+                if (letter >= 0x10000) {
+                        to[used++] = (char)(0xf0 | letter >> 18);
+                        to[used++] = (char)(0x80 | (letter >> 12 & 0x3f));
+                } else if (letter >= 0x800) {
+                        to[used++] = (char)(0xe0 | letter >> 12);
+                }
+                to[used++] = (char)(letter >= 0x800 ? 0x80 | (letter >> 6 & 0x3f) : 0xc0 | letter >> 6);
+                to[used++] = (char)(0x80 | (letter & 0x3f));
+        }
+        to[used++] = '\0';
+        return used;
+}
+
+size_t gr_python_name(const struct gr_python_frame *frame, char *text, size_t text_bytes, uint32_t *ret_line)
+{
+        const struct layout *of = atomic_load_explicit(&layout, memory_order_acquire);
+        char code[CODE_BYTES];
+        size_t name, file;
+        int line;
+
+        if (!peek(frame->code, code, sizeof(code)))
+                return 0;
+        name = copy_text(of, word_at(code, of->name), text, text_bytes / 2);
+        file = copy_text(of, word_at(code, of->at_is_index ? FILE_NAME - 8 : FILE_NAME), text + name, text_bytes - name);
+        if (!name || !file || python.is_finalizing())
+                return 0;
+        line = python.line_of((void *)(uintptr_t)frame->code, (int)frame->at); // NOLINT: another's address
+        *ret_line = line > 0 ? (uint32_t)line : 0;
+        return name + file;
+}
