@@ -1,18 +1,19 @@
 #include "hooks/python.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <link.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/uio.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "driver/dlsym.h"
 
 /* Offsets in the structures of CPython on 64-bit processors, the same in all releases of one version. */
 struct layout {
-        char version[5];
+        char version[6];
         uint8_t thread_frame, through_cframe; /* in the thread; 255: it is there itself, else in what that points to */
         uint8_t previous, code, at, owner;    /* in a frame; owner 0: none */
         bool at_is_index;                     /* `at` is a number of instructions, not an address */
@@ -20,6 +21,8 @@ struct layout {
         uint8_t ascii, compact;                 /* sizes of the headers of texts */
 };
 
+#define PAGE_BYTES       4096 /* or more */
+#define PAGES            16
 #define FILE_NAME        112
 #define NOT_THROUGH      255
 #define FRAME_BYTES      104
@@ -42,14 +45,29 @@ static struct {
         const void *code_type, *text_type;
         uintptr_t loop, loop_end;
 } python; /* final when layout is set */
-static pid_t self;
 
-/* False: there is no such memory. */
-static bool peek(uint64_t address, void *to, size_t bytes)
+/* Pages that are there, so that each is asked for once in a look. Page 0 is none. */
+struct reader {
+        uint64_t pages[PAGES];
+};
+
+/*
+ * Copies memory that may not be there; false: it is not. For each page the kernel is asked, by a call that reads eight
+ * bytes and then refuses what it is to do with them.
+ */
+static bool peek(struct reader *reader, uint64_t address, void *to, size_t bytes)
 {
-        struct iovec local = {to, bytes}, remote = {(void *)(uintptr_t)address, bytes}; // NOLINT: another's address
-
-        return process_vm_readv(self, &local, 1, &remote, 1, 0) == (ssize_t)bytes;
+        if (address < PAGE_BYTES || address + bytes < address)
+                return false;
+        for (uint64_t page = address / PAGE_BYTES; page <= (address + bytes - 1) / PAGE_BYTES; page++) {
+                if (page == reader->pages[page % PAGES])
+                        continue;
+                if (syscall(SYS_rt_sigprocmask, -1, page * PAGE_BYTES, NULL, 8) == 0 || errno != EINVAL)
+                        return false;
+                reader->pages[page % PAGES] = page;
+        }
+        memcpy(to, (const void *)(uintptr_t)address, bytes); // NOLINT: an address of another program's structures
+        return true;
 }
 
 static uint64_t word_at(const char *bytes, size_t offset)
@@ -72,7 +90,6 @@ void gr_python_find(void)
         version = (const char *(*)(void))gr_real_symbol(RTLD_DEFAULT, "Py_GetVersion");
         if (!version)
                 return;
-        self = getpid();
         python.this_thread = (void *(*)(void))gr_real_symbol(RTLD_DEFAULT, "PyGILState_GetThisThreadState");
         python.is_initialized = (int (*)(void))gr_real_symbol(RTLD_DEFAULT, "Py_IsInitialized");
         python.is_finalizing = (int (*)(void))gr_real_symbol(RTLD_DEFAULT, "Py_IsFinalizing");
@@ -102,6 +119,7 @@ bool gr_python_is_loop(uintptr_t address)
 unsigned gr_python_frames(struct gr_python_frame *ret, unsigned most)
 {
         const struct layout *of = atomic_load_explicit(&layout, memory_order_acquire);
+        struct reader reader = {0};
         char frame[FRAME_BYTES], code[CODE_BYTES];
         unsigned count = 0;
         uint64_t thread, at;
@@ -109,20 +127,20 @@ unsigned gr_python_frames(struct gr_python_frame *ret, unsigned most)
         if (!of || !python.is_initialized() || python.is_finalizing())
                 return 0;
         thread = (uintptr_t)python.this_thread();
-        if (!thread || !peek(thread + of->thread_frame, &at, sizeof(at)))
+        if (!thread || !peek(&reader, thread + of->thread_frame, &at, sizeof(at)))
                 return 0;
-        if (of->through_cframe != NOT_THROUGH && !peek(at + of->through_cframe, &at, sizeof(at)))
+        if (of->through_cframe != NOT_THROUGH && !peek(&reader, at + of->through_cframe, &at, sizeof(at)))
                 return 0;
         for (unsigned steps = 0; at && count < most && steps < 4 * most; steps++) {
                 struct gr_python_frame *next = &ret[count];
 
-                if (!peek(at, frame, sizeof(frame)))
+                if (!peek(&reader, at, frame, sizeof(frame)))
                         break;
                 at = word_at(frame, of->previous);
                 if (of->owner && frame[of->owner] == OWNED_BY_C_STACK)
                         continue;
                 next->code = word_at(frame, of->code);
-                if (!peek(next->code, code, sizeof(code)) || word_at(code, 8) != (uintptr_t)python.code_type)
+                if (!peek(&reader, next->code, code, sizeof(code)) || word_at(code, 8) != (uintptr_t)python.code_type)
                         break;
                 next->at = of->at_is_index ? 2 * (int)word_at(frame, of->at)
                                            : (int64_t)(word_at(frame, of->at) - next->code - of->instructions);
@@ -133,7 +151,7 @@ unsigned gr_python_frames(struct gr_python_frame *ret, unsigned most)
 }
 
 /* Copies a text of Python as UTF-8. Returns its bytes with the NUL; 0: cannot be read. */
-static size_t copy_text(const struct layout *of, uint64_t address, char *to, size_t room)
+static size_t copy_text(const struct layout *of, struct reader *reader, uint64_t address, char *to, size_t room)
 {
         char head[48];
         uint32_t state, letter_bytes;
@@ -141,7 +159,7 @@ static size_t copy_text(const struct layout *of, uint64_t address, char *to, siz
         uint64_t letters;
         size_t used = 0;
 
-        if (!peek(address, head, sizeof(head)) || word_at(head, 8) != (uintptr_t)python.text_type)
+        if (!peek(reader, address, head, sizeof(head)) || word_at(head, 8) != (uintptr_t)python.text_type)
                 return 0;
         letters = word_at(head, 16);
         state = (uint32_t)word_at(head, 32);
@@ -150,7 +168,7 @@ static size_t copy_text(const struct layout *of, uint64_t address, char *to, siz
                 return 0;
         if (letters > sizeof(raw) / letter_bytes)
                 letters = sizeof(raw) / letter_bytes;
-        if (!peek(address + (state & 64 ? of->ascii : of->compact), raw, letters * letter_bytes))
+        if (!peek(reader, address + (state & 64 ? of->ascii : of->compact), raw, letters * letter_bytes))
                 return 0;
         for (uint64_t i = 0; i < letters && used + 5 <= room; i++) {
                 uint32_t letter = 0;
@@ -176,14 +194,15 @@ static size_t copy_text(const struct layout *of, uint64_t address, char *to, siz
 size_t gr_python_name(const struct gr_python_frame *frame, char *text, size_t text_bytes, uint32_t *ret_line)
 {
         const struct layout *of = atomic_load_explicit(&layout, memory_order_acquire);
+        struct reader reader = {0};
         char code[CODE_BYTES];
         size_t name, file;
         int line;
 
-        if (!peek(frame->code, code, sizeof(code)))
+        if (!peek(&reader, frame->code, code, sizeof(code)))
                 return 0;
-        name = copy_text(of, word_at(code, of->name), text, text_bytes / 2);
-        file = copy_text(of, word_at(code, of->at_is_index ? FILE_NAME - 8 : FILE_NAME), text + name, text_bytes - name);
+        name = copy_text(of, &reader, word_at(code, of->name), text, text_bytes / 2);
+        file = copy_text(of, &reader, word_at(code, of->at_is_index ? FILE_NAME - 8 : FILE_NAME), text + name, text_bytes - name);
         if (!name || !file || python.is_finalizing())
                 return 0;
         line = python.line_of((void *)(uintptr_t)frame->code, (int)frame->at); // NOLINT: another's address
