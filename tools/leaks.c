@@ -21,8 +21,8 @@
 #define SHOWN 10 /* origins, unless all are asked for */
 
 struct frame {
-        uint64_t word;       /* as the file has it */
-        struct place python; /* where it is one of Python */
+        uint64_t word;                          /* as the file has it */
+        struct place python;                    /* where it is one of Python */
         const struct gr_origins_module *module; /* NULL: not known */
         struct places places;
 };
@@ -53,6 +53,14 @@ struct leaks {
         uint64_t now_ns; /* since the file began; 0: the program is not running */
 };
 
+static uint64_t clock_ns(clockid_t clock)
+{
+        struct timespec now;
+
+        clock_gettime(clock, &now);
+        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 /* Reads so many bytes from there; what is behind the file's end is zero. */
 static void *read_part(int fd, uint64_t at, size_t bytes)
 {
@@ -80,12 +88,23 @@ static int by_number(const void *a, const void *b)
         return (x > y) - (x < y);
 }
 
+/* The place of a record's number among them; NULL: there is none. */
+static const uint32_t *find(const struct leaks *leaks, uint32_t number)
+{
+        return bsearch(&number, leaks->numbers, leaks->record_count, sizeof(number), by_number);
+}
+
+static uint32_t number_of(const struct leaks *leaks, const struct gr_origins_stack *stack)
+{
+        return (uint32_t)(((const char *)stack - leaks->records) / 8);
+}
+
 /* The record of this number and kind; NULL: there is none. */
 static const struct gr_origins_record *record(const struct leaks *leaks, uint32_t number, enum gr_origins_kind kind)
 {
         const struct gr_origins_record *found;
 
-        if (!bsearch(&number, leaks->numbers, leaks->record_count, sizeof(number), by_number))
+        if (!find(leaks, number))
                 return NULL;
         found = (const void *)(leaks->records + (size_t)number * 8);
         return found->kind == (uint32_t)kind ? found : NULL;
@@ -140,7 +159,7 @@ static int read_file(struct leaks *leaks)
                   offsetof(struct gr_origins_header, records_bytes)) != (ssize_t)sizeof(uint64_t))
                 return -EIO;
         leaks->records_bytes = leaks->header.records_bytes < (uint64_t)about.st_size ? leaks->header.records_bytes
-                                                                                      : (uint64_t)about.st_size;
+                                                                                     : (uint64_t)about.st_size;
         if (leaks->records_bytes < sizeof(leaks->header))
                 return -EINVAL;
         leaks->records = read_part(leaks->fd, 0, leaks->records_bytes);
@@ -151,7 +170,7 @@ static void count_block(const struct leaks *leaks, struct origin *origin, const 
 {
         double bytes = (double)block->bytes, sample = (double)leaks->header.sample_bytes;
         /* By the chance that a block of its size is noted */
-        double each = bytes < sample ? 1 / -expm1(-bytes / sample) : 1;
+        double each = bytes > 0 && bytes < sample ? 1 / -expm1(-bytes / sample) : 1;
 
         if (origin->blocks == 0 || block->time_ns < origin->oldest_ns)
                 origin->oldest_ns = block->time_ns;
@@ -191,7 +210,7 @@ static int group(struct leaks *leaks)
                 const struct gr_origins_block *block = &leaks->blocks[i];
                 const struct gr_origins_stack *stack = (const void *)record(leaks, block->stack, GR_ORIGINS_STACK);
 
-                if (!block->address || block->bytes == 0)
+                if (!block->address)
                         continue;
                 if (leaks->origin_count == 0 || leaks->origins[leaks->origin_count - 1].stack != stack)
                         leaks->origins[leaks->origin_count++].stack = stack;
@@ -225,9 +244,9 @@ static void read_frames(const struct leaks *leaks, struct origin *origin)
                 }
                 frame->module = (const void *)record(leaks, (uint32_t)(frame->word >> GR_ORIGINS_MODULE_SHIFT),
                                                      GR_ORIGINS_MODULE);
-                if (frame->module && (frame->module->id_bytes > sizeof(frame->module->id) ||
-                                      !memchr(frame->module->path, '\0',
-                                              frame->module->head.bytes - sizeof(*frame->module))))
+                if (frame->module &&
+                    (frame->module->id_bytes > sizeof(frame->module->id) ||
+                     !memchr(frame->module->path, '\0', frame->module->head.bytes - sizeof(*frame->module))))
                         frame->module = NULL;
         }
 }
@@ -354,7 +373,8 @@ static void print_growth(const struct leaks *leaks, const struct origin *origin)
                 count -= (double)origin->stack->looked_blocks;
         }
         printf(", %s%s", bytes < 0 ? "-" : "+", gr_size_format((uint64_t)fabs(bytes), a, sizeof(a)));
-        printf(" and %+.0f %s since the last look", count, blocks(fabs(count)));
+        printf(" and %+.0f %s since the last look, %.0f s ago", count, blocks(fabs(count)),
+               (double)(clock_ns(CLOCK_REALTIME) - leaks->header.looked_ns) / 1e9);
 }
 
 static void print_leaks(const struct leaks *leaks, size_t shown)
@@ -467,30 +487,31 @@ static void write_leaks(const struct leaks *leaks)
 /* Notes in the file what there is, for the next look. Where it cannot be written, the next look tells no growth. */
 static void note_look(const struct leaks *leaks)
 {
-        struct timespec now;
-        uint64_t looked_ns, amounts[2];
-        size_t o = 0;
+        struct amounts {
+                uint64_t bytes, blocks;
+        } *amounts = calloc(leaks->record_count + 1, sizeof(*amounts));
+        uint64_t looked_ns;
+        bool noted = leaks->writable && amounts;
 
-        if (!leaks->writable)
-                return;
-        for (size_t i = 0; i < leaks->record_count; i++) {
+        for (size_t i = 0; noted && i < leaks->origin_count; i++) {
+                const struct origin *origin = &leaks->origins[i];
+                struct amounts all = {(uint64_t)(origin->all_bytes + 0.5), (uint64_t)(origin->all_blocks + 0.5)};
+
+                if (origin->stack)
+                        amounts[find(leaks, number_of(leaks, origin->stack)) - leaks->numbers] = all;
+        }
+        for (size_t i = 0; noted && i < leaks->record_count; i++) {
                 off_t at = (off_t)leaks->numbers[i] * 8 + (off_t)offsetof(struct gr_origins_stack, looked_bytes);
                 const struct gr_origins_stack *stack = (const void *)record(leaks, leaks->numbers[i], GR_ORIGINS_STACK);
 
-                if (!stack)
-                        continue;
-                for (o = 0; o < leaks->origin_count && leaks->origins[o].stack != stack; o++)
-                        ;
-                amounts[0] = o < leaks->origin_count ? (uint64_t)(leaks->origins[o].all_bytes + 0.5) : 0;
-                amounts[1] = o < leaks->origin_count ? (uint64_t)(leaks->origins[o].all_blocks + 0.5) : 0;
-                if ((amounts[0] != stack->looked_bytes || amounts[1] != stack->looked_blocks) &&
-                    pwrite(leaks->fd, amounts, sizeof(amounts), at) != (ssize_t)sizeof(amounts))
-                        return;
+                if (stack && memcmp(&amounts[i], &stack->looked_bytes, sizeof(amounts[i])) != 0)
+                        noted = pwrite(leaks->fd, &amounts[i], sizeof(amounts[i]), at) > 0;
         }
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        looked_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-        if (pwrite(leaks->fd, &looked_ns, sizeof(looked_ns), offsetof(struct gr_origins_header, looked_ns)) < 0)
-                return;
+        free(amounts);
+        looked_ns = clock_ns(CLOCK_REALTIME);
+        if (noted &&
+            pwrite(leaks->fd, &looked_ns, sizeof(looked_ns), offsetof(struct gr_origins_header, looked_ns)) < 0)
+                complain("leaks: the next look will tell no growth: %s", strerror(errno));
 }
 
 /* Opens a file; RW where that is allowed. Returns whether it is one of origins. */
@@ -561,7 +582,6 @@ static bool open_file(struct leaks *leaks, const char *what)
 {
         char *end;
         unsigned long pid = strtoul(what, &end, 10);
-        struct timespec now;
 
         leaks->fd = -1;
         if (end == what || *end) {
@@ -571,13 +591,13 @@ static bool open_file(struct leaks *leaks, const char *what)
                 return false;
         }
         if (open_of_process(leaks, pid)) {
-                clock_gettime(CLOCK_MONOTONIC, &now);
-                leaks->now_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+                leaks->now_ns = clock_ns(CLOCK_MONOTONIC);
                 return true;
         }
         if (open_left(leaks, pid))
                 return true;
-        complain("leaks: process %lu does not note where it allocates; start it with GPURECLAIM_BACKTRACE=sample or full",
+        complain("leaks: process %lu does not note where it allocates; start it with GPURECLAIM_BACKTRACE=sample or "
+                 "full",
                  pid);
         return false;
 }

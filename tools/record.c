@@ -11,10 +11,18 @@
 #include <unistd.h>
 
 #include "base/options.h"
+#include "base/origins_file.h"
 #include "base/trace_file.h"
 #include "command.h"
 
-#define SUFFIX ".trace"
+/* What the library writes. */
+static const struct kind {
+        const char *variable, *suffix, *magic, *command;
+} trace = {"GPURECLAIM_TRACE", ".trace", GR_TRACE_MAGIC, "report"},
+  origins = {"GPURECLAIM_BACKTRACE_FILE", GR_ORIGINS_SUFFIX, GR_ORIGINS_MAGIC, "leaks"};
+
+_Static_assert(offsetof(struct gr_trace_header, began_ns) == offsetof(struct gr_origins_header, began_ns),
+               "one reader");
 
 static pid_t program;
 
@@ -57,20 +65,24 @@ static int run_program(const struct arguments *arguments)
         return status;
 }
 
-/* Whether the file is a trace that began at this time or later. */
-static bool began_since(const char *path, uint64_t since_ns)
+/* Whether the file is of this kind and began at this time or later. */
+static bool began_since(const char *path, const struct kind *kind, uint64_t since_ns)
 {
-        static struct gr_trace_header header;
+        char head[offsetof(struct gr_trace_header, began_ns) + sizeof(uint64_t)];
         FILE *file = fopen(path, "re");
-        bool whole = file && fread(&header, sizeof(header), 1, file) == 1;
+        bool whole = file && fread(head, sizeof(head), 1, file) == 1;
+        uint64_t began_ns;
 
         if (file)
                 fclose(file);
-        return whole && memcmp(header.magic, GR_TRACE_MAGIC, sizeof(header.magic)) == 0 && header.began_ns >= since_ns;
+        if (!whole || memcmp(head, kind->magic, 8) != 0)
+                return false;
+        memcpy(&began_ns, head + sizeof(head) - sizeof(began_ns), sizeof(began_ns));
+        return began_ns >= since_ns;
 }
 
-/* Whether a file is PREFIX.NUMBER.trace: one of another, longer prefix is not this record's. */
-static bool is_named(const char *name, const char *prefix)
+/* Whether a file is PREFIX.NUMBER and this suffix: one of another, longer prefix is not this record's. */
+static bool is_named(const char *name, const char *prefix, const char *suffix)
 {
         size_t prefix_length = strlen(prefix), digits;
 
@@ -78,11 +90,11 @@ static bool is_named(const char *name, const char *prefix)
                 return false;
         name += prefix_length + 1;
         digits = strspn(name, "0123456789");
-        return digits > 0 && strcmp(name + digits, SUFFIX) == 0;
+        return digits > 0 && strcmp(name + digits, suffix) == 0;
 }
 
-/* Names the traces that began since then. Returns how many. */
-static unsigned name_traces(const char *prefix, uint64_t since_ns)
+/* Names the files of a kind that began since then. Returns how many. */
+static unsigned name_files(const char *prefix, const struct kind *kind, uint64_t since_ns)
 {
         const char *slash = strrchr(prefix, '/'), *base = slash ? slash + 1 : prefix;
         char folder[GR_PATH_BYTES], path[GR_PATH_BYTES + NAME_MAX + 2];
@@ -93,11 +105,11 @@ static unsigned name_traces(const char *prefix, uint64_t since_ns)
         snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(base - prefix) : 2, slash ? prefix : "./");
         opened = opendir(folder);
         while (opened && (found = readdir(opened))) {
-                if (!is_named(found->d_name, base))
+                if (!is_named(found->d_name, base, kind->suffix))
                         continue;
                 snprintf(path, sizeof(path), "%s%s", slash ? folder : "", found->d_name);
-                if (began_since(path, since_ns)) {
-                        complain("recorded %s; to read it: gpureclaim report %s", path, path);
+                if (began_since(path, kind, since_ns)) {
+                        complain("recorded %s; to read it: gpureclaim %s %s", path, kind->command, path);
                         count++;
                 }
         }
@@ -106,8 +118,8 @@ static unsigned name_traces(const char *prefix, uint64_t since_ns)
         return count;
 }
 
-/* GPURECLAIM_TRACE for this prefix, absolute, as the program may go elsewhere. 0 or -errno. */
-static int set_trace(const char *prefix)
+/* The kind's variable for this prefix, absolute, as the program may go elsewhere. 0 or -errno. */
+static int set_file(const char *prefix, const struct kind *kind)
 {
         char folder[PATH_MAX] = "", pattern[GR_PATH_BYTES];
         const char *const parts[] = {folder, prefix};
@@ -120,26 +132,30 @@ static int set_trace(const char *prefix)
         }
         for (int i = 0; i < 2; i++)
                 for (const char *c = parts[i]; *c; c++) {
-                        if (used + sizeof("%%.%p" SUFFIX) > sizeof(pattern))
+                        if (used + sizeof("%%.%p") + strlen(kind->suffix) > sizeof(pattern))
                                 return -ENAMETOOLONG;
                         pattern[used++] = *c;
                         if (*c == '%')
                                 pattern[used++] = *c;
                 }
-        strcpy(pattern + used, ".%p" SUFFIX);
-        return setenv("GPURECLAIM_TRACE", pattern, 1) == 0 ? 0 : -errno;
+        strcpy(pattern + used, ".%p");
+        strcat(pattern, kind->suffix);
+        return setenv(kind->variable, pattern, 1) == 0 ? 0 : -errno;
 }
 
 int command_record(const struct arguments *arguments)
 {
-        const char *prefix = flag_value(arguments, "output");
+        const char *prefix = flag_value(arguments, "output"), *backtrace = flag_value(arguments, "backtrace");
         struct timespec now;
+        uint64_t since_ns;
         int status = set_preload(arguments), rc;
 
         if (status != EXIT_SUCCESS)
                 return status;
         prefix = prefix ? prefix : "gpureclaim";
-        rc = set_trace(prefix);
+        rc = backtrace && setenv("GPURECLAIM_BACKTRACE", backtrace, 1) != 0 ? -errno : set_file(prefix, &trace);
+        if (!rc)
+                rc = set_file(prefix, &origins);
         if (rc) {
                 complain("record: %s: %s", prefix, strerror(-rc));
                 return STATUS_USAGE;
@@ -151,7 +167,9 @@ int command_record(const struct arguments *arguments)
                 return EXIT_FAILURE;
         }
         signal(SIGPIPE, SIG_IGN); /* the exit status is the program's, also where nobody reads what is said here */
-        if (name_traces(prefix, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec) == 0 &&
+        since_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+        name_files(prefix, &origins, since_ns);
+        if (name_files(prefix, &trace, since_ns) == 0 &&
             !(WIFEXITED(status) && WEXITSTATUS(status) >= STATUS_NOT_EXECUTABLE))
                 complain("record: no trace was written: did the program use CUDA?");
         if (WIFEXITED(status))

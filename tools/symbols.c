@@ -32,7 +32,7 @@ static const void *part(const struct elf *elf, uint64_t at, uint64_t bytes)
 static bool open_elf(const char *path, struct elf *ret)
 {
         int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-        const ElfW(Ehdr) *header;
+        const ElfW(Ehdr) * header;
         struct stat about;
         void *mapped = MAP_FAILED;
 
@@ -53,7 +53,7 @@ static bool open_elf(const char *path, struct elf *ret)
 }
 
 /* The section of this number; NULL: there is none. */
-static const ElfW(Shdr) *section(const struct elf *elf, size_t number)
+static const ElfW(Shdr) * section(const struct elf *elf, size_t number)
 {
         const ElfW(Ehdr) *header = (const void *)elf->bytes;
 
@@ -65,7 +65,7 @@ static const ElfW(Shdr) *section(const struct elf *elf, size_t number)
 /* Whether the file has another build's identity. */
 static bool is_another(const struct elf *elf, const uint8_t *build_id, size_t build_id_bytes)
 {
-        const ElfW(Shdr) *found;
+        const ElfW(Shdr) * found;
 
         for (size_t i = 0; build_id_bytes > 0 && (found = section(elf, i)); i++) {
                 const char *note = found->sh_type == SHT_NOTE ? part(elf, found->sh_offset, found->sh_size) : NULL;
@@ -83,7 +83,7 @@ static bool is_another(const struct elf *elf, const uint8_t *build_id, size_t bu
 /* The function that the address is in, by the file's own tables; NULL: not known. */
 static const char *find_function(const struct elf *elf, uint64_t address)
 {
-        const ElfW(Shdr) *table, *names;
+        const ElfW(Shdr) * table, *names;
         const char *best = NULL;
         uint64_t best_at = 0;
 
@@ -203,7 +203,7 @@ static void run_tool(const char *path, const uint64_t *addresses, size_t count, 
 void symbols_name(const char *path, const uint8_t *build_id, size_t build_id_bytes, const uint64_t *addresses,
                   size_t count, struct places *ret)
 {
-        struct elf elf;
+        struct elf elf = {0};
         bool opened = open_elf(path, &elf), usable = opened && !is_another(&elf, build_id, build_id_bytes);
 
         memset(ret, 0, count * sizeof(*ret));

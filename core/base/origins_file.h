@@ -65,11 +65,11 @@ struct gr_origins_header {
         uint32_t version, header_bytes;
         uint64_t blocks_at, pid, began_ns; /* by the clock of the day, since 1970 */
         uint64_t began_monotonic_ns;
-        uint64_t sample_bytes;          /* each block of so many bytes or more is here, smaller ones by chance; 0: all */
+        uint64_t sample_bytes; /* each block of so many bytes or more is here, smaller ones by chance; 0: all */
         _Atomic uint64_t records_bytes; /* with the header */
         _Atomic uint64_t blocks;        /* places for them */
         _Atomic uint64_t lost_blocks;   /* there was no room for them */
-        uint64_t looked_ns;             /* of the reader: its last look, since the file began; 0: none */
+        uint64_t looked_ns;             /* of the reader: its last look, by the clock of the day; 0: none */
         char command[1024];             /* words, each with its NUL */
         char rest[2984];
 };

@@ -43,8 +43,8 @@ static struct part {
 
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_ORIGINS_FILE);
 static struct gr_mapped_file file GR_GUARDED_BY(lock);
-static bool is_full GR_GUARDED_BY(lock);              /* it could not grow, and the log has said so */
-static _Atomic size_t records_room, blocks_room;      /* bytes that the file has for them, with the header */
+static bool is_full GR_GUARDED_BY(lock);         /* it could not grow, and the log has said so */
+static _Atomic size_t records_room, blocks_room; /* bytes that the file has for them, with the header */
 
 /* Which allocations of the thread are noted. */
 static _Thread_local struct {
@@ -169,8 +169,7 @@ static uint32_t new_block(void)
         do {
                 size_t end = (count + 1) * sizeof(*blocks);
 
-                if (end > blocks_room &&
-                    !grow(&blocks_room, BLOCKS_AT, end, GR_ORIGINS_BLOCKS_MAX * sizeof(*blocks)))
+                if (end > blocks_room && !grow(&blocks_room, BLOCKS_AT, end, GR_ORIGINS_BLOCKS_MAX * sizeof(*blocks)))
                         return 0;
         } while (!atomic_compare_exchange_weak(&header->blocks, &count, count + 1));
         return (uint32_t)count + 1;

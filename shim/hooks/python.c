@@ -202,7 +202,8 @@ size_t gr_python_name(const struct gr_python_frame *frame, char *text, size_t te
         if (!peek(&reader, frame->code, code, sizeof(code)))
                 return 0;
         name = copy_text(of, &reader, word_at(code, of->name), text, text_bytes / 2);
-        file = copy_text(of, &reader, word_at(code, of->at_is_index ? FILE_NAME - 8 : FILE_NAME), text + name, text_bytes - name);
+        file = copy_text(of, &reader, word_at(code, of->at_is_index ? FILE_NAME - 8 : FILE_NAME), text + name,
+                         text_bytes - name);
         if (!name || !file || python.is_finalizing())
                 return 0;
         line = python.line_of((void *)(uintptr_t)frame->code, (int)frame->at); // NOLINT: another's address

@@ -34,7 +34,7 @@ static struct known {
         uint32_t record;
 } * known;
 static unsigned known_count;
-static char program[PATH_MOST]; /* its file: the loader has no name for it */
+static char program[PATH_MOST];                             /* its file: the loader has no name for it */
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_ORIGINS); /* records are added */
 
 struct stack {
