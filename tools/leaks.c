@@ -297,7 +297,7 @@ static void name_frames(struct leaks *leaks, size_t origins)
 
 static const char *blocks(double count)
 {
-        return count < 1.5 ? "block" : "blocks";
+        return count >= 0.5 && count < 1.5 ? "block" : "blocks";
 }
 
 /* "1.000 GiB in 16 blocks", estimated where it is by a sample. */

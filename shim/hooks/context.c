@@ -11,6 +11,7 @@
 #include "driver/real.h"
 #include "hooks/captures.h"
 #include "hooks/green_table.h"
+#include "hooks/note.h"
 #include "hooks/segment_import.h"
 
 #define ENDED_LOOK_NS 10000
@@ -262,6 +263,7 @@ static void ended(CUcontext handle)
         if (context) {
                 gr_overhead_context_ended(context->device);
                 gr_core_context_gone(context);
+                gr_note_context_gone();
         }
 }
 

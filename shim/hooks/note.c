@@ -19,6 +19,12 @@ void gr_note_end(void)
                 gr_origins_end();
 }
 
+void gr_note_context_gone(void)
+{
+        if (gr_notes & GR_NOTES_ORIGINS)
+                gr_origins_context_gone();
+}
+
 void gr_note_before_alloc(void)
 {
         if (gr_notes & GR_NOTES_TRACE)

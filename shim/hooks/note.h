@@ -16,9 +16,12 @@ static inline bool gr_notes_are_on(void)
         return __builtin_expect(atomic_load_explicit(&gr_notes, memory_order_relaxed) != 0, 0);
 }
 
-/* Opens the files that the options name, if any; once, in the process that uses CUDA. And the process exits. */
+/* Opens the files that the options name, if any; once, in the process that uses CUDA. */
 void gr_note_init(void);
+
+/* The process exits; and a context has ended. */
 void gr_note_end(void);
+void gr_note_context_gone(void);
 
 /* Around each allocation of the program. rc: its result. */
 void gr_note_before_alloc(void);

@@ -14,7 +14,9 @@
 #include "base/lock.h"
 #include "base/log.h"
 #include "base/no_cancel.h"
+#include "cache/ledger.h"
 #include "driver/operations.h"
+#include "driver/real.h"
 #include "hooks/stack.h"
 #include "system/environment.h"
 #include "system/mapped_file.h"
@@ -267,6 +269,22 @@ void gr_origins_remove(uint64_t address, struct gr_origins_found found)
                 part->spare = found.block;
         }
         gr_spin_unlock(&part->lock, GR_RANK_ORIGINS_FILE);
+}
+
+void gr_origins_context_gone(void)
+{
+        uint64_t count = atomic_load(&header->blocks);
+
+        for (uint64_t i = 0; i < count; i++) {
+                uint64_t address = atomic_load_explicit(&blocks[i].address, memory_order_acquire);
+                struct gr_origins_found found = {0};
+                struct gr_block_info info;
+
+                if (address)
+                        found = gr_origins_find(address); /* first: the block may be another one after the look-up */
+                if (found.block && (gr_ledger_find(gr_core.ledger, address, &info) != 0 || !info.live))
+                        gr_origins_remove(address, found);
+        }
 }
 
 static void *map(size_t bytes)

@@ -26,4 +26,7 @@ struct gr_origins_found {
 struct gr_origins_found gr_origins_find(uint64_t address);
 void gr_origins_remove(uint64_t address, struct gr_origins_found found);
 
+/* A context has ended, and its memory with it: removes the blocks that the pool does not know any more. */
+void gr_origins_context_gone(void);
+
 #endif

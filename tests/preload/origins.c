@@ -1,0 +1,209 @@
+/*
+ * A program with planted leaks (origins_test.sh). `origins MODE [LIBRARY LIBRARY]`:
+ *
+ *   killed     first() keeps ten blocks of 1 MiB, second() three of 3000 bytes; then it kills itself
+ *   until      the same; then first() keeps one more for each byte on standard input, until that ends
+ *   threads    four threads allocate and free at once, and each keeps five blocks of 4 KiB from kept_by_thread(), and
+ *              four that another thread frees; then it kills itself
+ *   fork       as killed, but a child exits in between
+ *   unload     keeps a block from plant() of the first library and closes that, then the same with the second one; says
+ *              whether they were at the same address
+ *   sample     keeps 4096 blocks of 1 MiB from small(), 1024 of 3 MiB from medium() and ten of 64 MiB from large()
+ *   coroutine  first() on a stack of its own, without an end that an unwinder knows
+ *   contexts   keeps ten blocks of 1 MiB in a context that it destroys, and one from second() in another
+ */
+#include <cuda.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include "check.h"
+
+#define THREADS 4
+#define ROUNDS  20000
+
+static CUcontext context;
+static _Atomic CUdeviceptr passed[THREADS];
+static pthread_barrier_t turn;
+static ucontext_t outside, inside;
+
+static __attribute__((noinline)) void first(void)
+{
+        CUdeviceptr ptr;
+
+        GR_MUST(cuMemAlloc(&ptr, MIB)); /* first's line */
+}
+
+static __attribute__((noinline)) void second(void)
+{
+        CUdeviceptr ptr;
+
+        GR_MUST(cuMemAlloc(&ptr, 3000)); /* second's line */
+}
+
+static void plant(void)
+{
+        CUdeviceptr ptr;
+
+        for (int i = 0; i < 100; i++) {
+                GR_MUST(cuMemAlloc(&ptr, 1000));
+                GR_MUST(cuMemFree(ptr));
+        }
+        for (int i = 0; i < 10; i++)
+                first();
+        for (int i = 0; i < 3; i++)
+                second();
+}
+
+static __attribute__((noinline)) CUdeviceptr kept_by_thread(void)
+{
+        CUdeviceptr ptr;
+
+        GR_MUST(cuMemAlloc(&ptr, 4096));
+        return ptr;
+}
+
+static void *in_thread(void *number)
+{
+        size_t own = (size_t)number;
+        CUdeviceptr ptrs[8] = {0};
+
+        GR_MUST(cuCtxSetCurrent(context));
+        pthread_barrier_wait(&turn);
+        for (int i = 0; i < ROUNDS; i++) {
+                if (ptrs[i % 8])
+                        GR_MUST(cuMemFree(ptrs[i % 8]));
+                GR_MUST(cuMemAlloc(&ptrs[i % 8], 4096));
+        }
+        for (int i = 0; i < 8; i++)
+                GR_MUST(cuMemFree(ptrs[i]));
+        for (int i = 0; i < 5; i++)
+                kept_by_thread();
+        for (int i = 0; i < 4; i++) {
+                passed[own] = kept_by_thread();
+                pthread_barrier_wait(&turn);
+                GR_MUST(cuMemFree(passed[(own + 1) % THREADS]));
+                pthread_barrier_wait(&turn);
+        }
+        return NULL;
+}
+
+static void run_threads(void)
+{
+        pthread_t threads[THREADS];
+
+        pthread_barrier_init(&turn, NULL, THREADS);
+        for (size_t i = 0; i < THREADS; i++)
+                GR_MUST(pthread_create(&threads[i], NULL, in_thread, (void *)i)); // NOLINT
+        for (size_t i = 0; i < THREADS; i++)
+                GR_MUST(pthread_join(threads[i], NULL));
+}
+
+static void use_library(const char *path, void **ret_base)
+{
+        void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        int (*work)(void);
+        Dl_info info;
+
+        GR_MUST(!library);
+        work = (int (*)(void))dlsym(library, "work");
+        GR_MUST(!work || !dladdr((void *)work, &info) || work());
+        *ret_base = info.dli_fbase;
+        GR_MUST(dlclose(library));
+}
+
+static __attribute__((noinline)) void small(void)
+{
+        CUdeviceptr ptr;
+
+        GR_MUST(cuMemAlloc(&ptr, MIB));
+}
+
+static __attribute__((noinline)) void medium(void)
+{
+        CUdeviceptr ptr;
+
+        GR_MUST(cuMemAlloc(&ptr, 3 * MIB));
+}
+
+static __attribute__((noinline)) void large(void)
+{
+        CUdeviceptr ptr;
+
+        GR_MUST(cuMemAlloc(&ptr, 64 * MIB));
+}
+
+int main(int argc, char **argv)
+{
+        const char *mode = argc > 1 ? argv[1] : "";
+        char byte;
+
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
+        if (strcmp(mode, "killed") == 0) {
+                plant();
+        } else if (strcmp(mode, "until") == 0) {
+                plant();
+                printf("begun\n");
+                fflush(stdout);
+                while (read(STDIN_FILENO, &byte, 1) > 0) {
+                        first();
+                        printf("more\n");
+                        fflush(stdout);
+                }
+                return 0;
+        } else if (strcmp(mode, "threads") == 0) {
+                run_threads();
+        } else if (strcmp(mode, "fork") == 0) {
+                pid_t child;
+
+                plant();
+                child = fork();
+                if (child == 0)
+                        exit(0);
+                GR_MUST(waitpid(child, NULL, 0) != child);
+        } else if (strcmp(mode, "unload") == 0 && argc == 4) {
+                void *before, *after;
+
+                use_library(argv[2], &before);
+                use_library(argv[3], &after);
+                printf("%s address\n", before == after ? "the same" : "another");
+                fflush(stdout);
+        } else if (strcmp(mode, "sample") == 0) {
+                for (int i = 0; i < 4096; i++) {
+                        small();
+                        if (i % 4 == 0)
+                                medium();
+                }
+                for (int i = 0; i < 10; i++)
+                        large();
+        } else if (strcmp(mode, "coroutine") == 0) {
+                static char stack[65536] __attribute__((aligned(16)));
+
+                GR_MUST(getcontext(&inside));
+                inside.uc_stack = (stack_t){.ss_sp = stack, .ss_size = sizeof(stack)};
+                inside.uc_link = &outside;
+                makecontext(&inside, first, 0);
+                GR_MUST(swapcontext(&outside, &inside));
+        } else if (strcmp(mode, "contexts") == 0) {
+                CUcontext other;
+
+                GR_MUST(cuCtxCreate(&other, NULL, 0, 0));
+                for (int i = 0; i < 10; i++)
+                        first();
+                GR_MUST(cuCtxDestroy(other));
+                GR_MUST(cuCtxSetCurrent(context));
+                second();
+        } else {
+                fprintf(stderr, "usage: origins MODE [LIBRARY LIBRARY]\n");
+                return 2;
+        }
+        raise(SIGKILL);
+        return 1;
+}
