@@ -17,23 +17,22 @@ struct layout {
         uint8_t thread_frame, through_cframe; /* in the thread; 255: it is there itself, else in what that points to */
         uint8_t previous, code, at, owner;    /* in a frame; owner 0: none */
         bool at_is_index;                     /* `at` is a number of instructions, not an address */
-        uint8_t name, first_line, instructions; /* in code; the file's name is at FILE_NAME */
-        uint8_t ascii, compact;                 /* sizes of the headers of texts */
+        uint8_t name, file, first_line, instructions; /* in code */
+        uint8_t ascii, compact;                       /* sizes of the headers of texts */
 };
 
 #define PAGE_BYTES       4096 /* or more */
 #define PAGES            16
-#define FILE_NAME        112
 #define NOT_THROUGH      255
 #define FRAME_BYTES      104
 #define CODE_BYTES       136
 #define OWNED_BY_C_STACK 3 /* a frame of no function */
 
 static const struct layout layouts[] = {
-        {"3.10.", 24, NOT_THROUGH, 24, 32, 96, 0, true, 112, 40, 0, 48, 72},
-        {"3.11.", 56, 8, 48, 32, 56, 0, false, 128, 72, 184, 48, 72},
-        {"3.12.", 56, 0, 8, 0, 56, 70, false, 128, 68, 192, 40, 56},
-        {"3.13.", 72, NOT_THROUGH, 8, 0, 56, 70, false, 128, 68, 200, 40, 56},
+        {"3.10.", 24, NOT_THROUGH, 24, 32, 96, 0, true, 112, 104, 40, 0, 48, 72},
+        {"3.11.", 56, 8, 48, 32, 56, 0, false, 128, 112, 72, 184, 48, 72},
+        {"3.12.", 56, 0, 8, 0, 56, 70, false, 128, 112, 68, 192, 40, 56},
+        {"3.13.", 72, NOT_THROUGH, 8, 0, 56, 70, false, 128, 112, 68, 200, 40, 56},
 };
 
 static const struct layout *_Atomic layout; /* NULL: no interpreter that can be read */
@@ -59,6 +58,8 @@ static bool peek(struct reader *reader, uint64_t address, void *to, size_t bytes
 {
         if (address < PAGE_BYTES || address + bytes < address)
                 return false;
+        if (bytes == 0)
+                return true;
         for (uint64_t page = address / PAGE_BYTES; page <= (address + bytes - 1) / PAGE_BYTES; page++) {
                 if (page == reader->pages[page % PAGES])
                         continue;
@@ -116,6 +117,44 @@ bool gr_python_is_loop(uintptr_t address)
         return address - python.loop < python.loop_end - python.loop;
 }
 
+/* A text of Python. */
+struct text {
+        uint64_t letters, at;
+        uint32_t letter_bytes;
+};
+
+/* False: it is none, or not in one piece. */
+static bool open_text(const struct layout *of, struct reader *reader, uint64_t address, struct text *ret)
+{
+        char head[40];
+        uint32_t state;
+
+        if (!peek(reader, address, head, sizeof(head)) || word_at(head, 8) != (uintptr_t)python.text_type)
+                return false;
+        state = (uint32_t)word_at(head, 32);
+        *ret = (struct text){word_at(head, 16), address + (state & 64 ? of->ascii : of->compact), state >> 2 & 7};
+        return (state & 32) && (ret->letter_bytes == 1 || ret->letter_bytes == 2 || ret->letter_bytes == 4) &&
+               ret->letters <= INT32_MAX;
+}
+
+/* Tells texts apart, by their ends: what begins with a long path ends with the file's name. */
+static uint64_t mark_text(const struct layout *of, struct reader *reader, uint64_t address)
+{
+        char end[32] = {0};
+        struct text text;
+        uint64_t bytes, mark = 0;
+
+        if (!open_text(of, reader, address, &text))
+                return 0;
+        bytes = text.letters * text.letter_bytes;
+        if (!peek(reader, text.at + (bytes > sizeof(end) ? bytes - sizeof(end) : 0), end,
+                  bytes > sizeof(end) ? sizeof(end) : bytes))
+                return 0;
+        for (size_t i = 0; i < sizeof(end); i += 8)
+                mark = (mark ^ word_at(end, i)) * UINT64_C(0x9e3779b97f4a7c15);
+        return mark ^ mark >> 32;
+}
+
 unsigned gr_python_frames(struct gr_python_frame *ret, unsigned most)
 {
         const struct layout *of = atomic_load_explicit(&layout, memory_order_acquire);
@@ -144,36 +183,31 @@ unsigned gr_python_frames(struct gr_python_frame *ret, unsigned most)
                         break;
                 next->at = of->at_is_index ? 2 * (int)word_at(frame, of->at)
                                            : (int64_t)(word_at(frame, of->at) - next->code - of->instructions);
-                next->mark = word_at(code, of->name) * 31 + word_at(code, of->first_line) % (UINT64_C(1) << 32);
+                next->mark = mark_text(of, &reader, word_at(code, of->name)) * 31 +
+                             mark_text(of, &reader, word_at(code, of->file)) * 7 +
+                             word_at(code, of->first_line) % (UINT64_C(1) << 32);
                 count++;
         }
         return count;
 }
 
-/* Copies a text of Python as UTF-8. Returns its bytes with the NUL; 0: cannot be read. */
+/* Copies a text as UTF-8. Returns its bytes with the NUL; 0: cannot be read. */
 static size_t copy_text(const struct layout *of, struct reader *reader, uint64_t address, char *to, size_t room)
 {
-        char head[48];
-        uint32_t state, letter_bytes;
         char raw[1024];
-        uint64_t letters;
+        struct text text;
         size_t used = 0;
 
-        if (!peek(reader, address, head, sizeof(head)) || word_at(head, 8) != (uintptr_t)python.text_type)
+        if (!open_text(of, reader, address, &text))
                 return 0;
-        letters = word_at(head, 16);
-        state = (uint32_t)word_at(head, 32);
-        letter_bytes = state >> 2 & 7;
-        if (!(state & 32) || (letter_bytes != 1 && letter_bytes != 2 && letter_bytes != 4)) /* not in one piece */
+        if (text.letters > sizeof(raw) / text.letter_bytes)
+                text.letters = sizeof(raw) / text.letter_bytes;
+        if (!peek(reader, text.at, raw, text.letters * text.letter_bytes))
                 return 0;
-        if (letters > sizeof(raw) / letter_bytes)
-                letters = sizeof(raw) / letter_bytes;
-        if (!peek(reader, address + (state & 64 ? of->ascii : of->compact), raw, letters * letter_bytes))
-                return 0;
-        for (uint64_t i = 0; i < letters && used + 5 <= room; i++) {
+        for (uint64_t i = 0; i < text.letters && used + 5 <= room; i++) {
                 uint32_t letter = 0;
 
-                memcpy(&letter, raw + i * letter_bytes, letter_bytes);
+                memcpy(&letter, raw + i * text.letter_bytes, text.letter_bytes);
                 if (letter < 0x80) {
                         to[used++] = (char)(letter ? letter : '?');
                         continue;
@@ -202,8 +236,7 @@ size_t gr_python_name(const struct gr_python_frame *frame, char *text, size_t te
         if (!peek(&reader, frame->code, code, sizeof(code)))
                 return 0;
         name = copy_text(of, &reader, word_at(code, of->name), text, text_bytes / 2);
-        file = copy_text(of, &reader, word_at(code, of->at_is_index ? FILE_NAME - 8 : FILE_NAME), text + name,
-                         text_bytes - name);
+        file = copy_text(of, &reader, word_at(code, of->file), text + name, text_bytes - name);
         if (!name || !file || python.is_finalizing())
                 return 0;
         line = python.line_of((void *)(uintptr_t)frame->code, (int)frame->at); // NOLINT: another's address

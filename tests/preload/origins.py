@@ -57,8 +57,11 @@ def leaks():
 
 def made():
     """Functions that come and go at one address, each with a leak of its own."""
-    for name in "one", "two", "three", "four":
-        exec(compile(f"def {name}():\n    allocate(5000)\n{name}()", f"{name}.py", "exec"), {"allocate": allocate})
+    for i in range(40):
+        name = f"leak{i:02}"
+        scope = {"allocate": allocate}
+        exec(compile(f"def {name}():\n    allocate(5000)\n{name}()", f"{name}.py", "exec"), scope)
+        scope.clear()
 
 
 def threads():

@@ -103,8 +103,11 @@ file=$(sed -n 's/^gpureclaim: recorded \(it.*origins\); to read it: gpureclaim l
 has record "in 13 blocks" "first ("
 
 # Threads, a child, and a stack that is not the thread's.
-run GPURECLAIM_BACKTRACE=full "$origins" threads
-has threads "live: 80.000 KiB in 20 blocks of 1 origin" "by several threads" "kept_by_thread (" "in_thread ("
+for pool in auto bins none; do
+        run GPURECLAIM_BACKTRACE=full env GPURECLAIM_POOL=$pool "$origins" threads
+        has "threads, $pool" "live: 80.000 KiB in 20 blocks of 1 origin" "by several threads" "kept_by_thread (" \
+                "in_thread ("
+done
 run GPURECLAIM_BACKTRACE=full "$origins" fork
 has fork "in 13 blocks of 2 origins" "first (" "second ("
 run GPURECLAIM_BACKTRACE=full "$origins" coroutine
@@ -119,7 +122,7 @@ grep -q "planted_in_a" said && grep -q "planted_in_b" said || fail "unload: not 
 grep -q "the same address" out || echo "the libraries had different addresses: that they are told apart was not tried"
 
 # A sample: exact for large blocks; else within three times the standard error, which is the root of 64 MiB by the
-# amount: 13 and 14 % for each of the two, 9 % in all. The seed is fixed.
+# amount: 11 and 14 % for each of the two, 9 % in all. The seed is fixed.
 run GPURECLAIM_BACKTRACE=sample "$origins" sample
 "$command" leaks --json "$pid" | python3 -c '
 import json, sys
@@ -129,12 +132,12 @@ for origin in about["origins"]:
     name = origin["frames"][0]["function"]
     of[name] = origin
 assert of["large"]["bytes"] == 640 * 2**20 and of["large"]["blocks"] == 10, of["large"]
-for name, count, size in ("small", 4096, 2**20), ("medium", 1024, 3 * 2**20):
-    assert abs(of[name]["bytes"] / (count * size) - 1) < 0.4, of[name]
-    assert abs(of[name]["blocks"] / count - 1) < 0.4, of[name]
+for name, count, size in ("small", 5120, 2**20), ("medium", 1024, 3 * 2**20):
+    assert abs(of[name]["bytes"] / (count * size) - 1) < 0.42, of[name]
+    assert abs(of[name]["blocks"] / count - 1) < 0.42, of[name]
     assert of[name]["noted_blocks"] < count / 10, of[name]
-whole = 4096 * 2**20 + 1024 * 3 * 2**20 + 640 * 2**20
-assert abs(about["bytes"] / whole - 1) < 0.3, about["bytes"] / whole
+whole = 5120 * 2**20 + 1024 * 3 * 2**20 + 640 * 2**20
+assert abs(about["bytes"] / whole - 1) < 0.27, about["bytes"] / whole
 ' || fail "sample: not within the bound"
 has sample "from a sample: one block in 64.000 MiB" "about "
 
@@ -159,9 +162,8 @@ for python in ${GR_TEST_PYTHONS:-python3.10 python3.11 python3.12 python3.13}; d
                 "größe ($program:" "generator ($program:"
         grep -q _PyEval said && fail "$python: the interpreter's loop is named"
         run GPURECLAIM_BACKTRACE=full "$python" "$program" made
-        for name in one two three four; do
-                has "$python, made" "$name ($name.py:2)"
-        done
+        "$command" leaks --all "$pid" >said
+        [ "$(grep -c '^    leak\([0-9]*\) (leak\1.py:2)$' said)" -eq 40 ] || fail "$python, made"
         run GPURECLAIM_BACKTRACE=full "$python" "$program" threads "$plugin"
         has "$python, threads" "1.000 MiB in 1 block" "planted_in_a (" "16.000 KiB in 4 blocks" "keep ($program:"
         sed -n '/planted_in_a/,/^$/p' said | grep -q "$program" && fail "$python: frames of another thread"
