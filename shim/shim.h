@@ -10,7 +10,8 @@
  *             captures.c), submit.c, sync.c; runtime.c for functions of the shared runtime; segment_export.c and
  *             segment_import.c for blocks that processes share; stream_ordered.c, vmm.c, ipc.c, managed.c, array.c,
  *             graph.c, graph_memory.c, module.c and pinned_host.c for memory that the pool of device memory does not
- *             serve; nvml_views.c for NVML's answers; trace.c records what they allocate and free
+ *             serve; nvml_views.c for NVML's answers; note.c notes what they allocate and free, in
+ *             the trace (trace.c) and by the stacks that did it (origins.c, with stack.c and python.c)
  *   process/  the public functions (api.c), and what sets all of it up: the background thread, fork and exit
  *             (process.c)
  *   lookup/   answers the program's look-ups of driver functions with hooks (lookup.c, dlsym.S)

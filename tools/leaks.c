@@ -320,7 +320,7 @@ static void print_text(const char *text)
 
 static void print_place(const struct place *place, const struct frame *frame)
 {
-        printf("    ");
+        printf("      ");
         if (place->function)
                 print_text(place->function);
         else if (!frame->module)
@@ -349,7 +349,7 @@ static const struct place *places_of(const struct frame *frame, size_t *ret_coun
 static void print_frames(const struct origin *origin)
 {
         if (!origin->stack)
-                printf("    from stacks for which there was no more room\n");
+                printf("      from stacks for which there was no more room\n");
         for (size_t i = 0; i < origin->frame_count; i++) {
                 size_t count;
                 const struct place *places = places_of(&origin->frames[i], &count);
@@ -361,20 +361,31 @@ static void print_frames(const struct origin *origin)
         }
 }
 
-static void print_growth(const struct leaks *leaks, const struct origin *origin)
+static void print_origin(const struct leaks *leaks, const struct origin *origin)
 {
         double bytes = origin->all_bytes, count = origin->all_blocks;
         char a[GR_SIZE_TEXT_BYTES];
 
-        if (!leaks->header.looked_ns)
-                return;
-        if (origin->stack) {
-                bytes -= (double)origin->stack->looked_bytes;
-                count -= (double)origin->stack->looked_blocks;
+        printf("\n  ");
+        print_amount(leaks, bytes, count);
+        if (leaks->header.looked_ns) {
+                if (origin->stack) {
+                        bytes -= (double)origin->stack->looked_bytes;
+                        count -= (double)origin->stack->looked_blocks;
+                }
+                printf("; since the last look, %.0f s ago: %s%s",
+                       (double)(clock_ns(CLOCK_REALTIME) - leaks->header.looked_ns) / 1e9, bytes < 0 ? "-" : "+",
+                       gr_size_format((uint64_t)fabs(bytes), a, sizeof(a)));
+                printf(" and %+.0f %s", count, blocks(fabs(count)));
         }
-        printf(", %s%s", bytes < 0 ? "-" : "+", gr_size_format((uint64_t)fabs(bytes), a, sizeof(a)));
-        printf(" and %+.0f %s since the last look, %.0f s ago", count, blocks(fabs(count)),
-               (double)(clock_ns(CLOCK_REALTIME) - leaks->header.looked_ns) / 1e9);
+        printf("\n    the oldest allocated at %.3f s", (double)origin->oldest_ns / 1e9);
+        if (leaks->now_ns > 0)
+                printf(" (%.0f s ago)", (double)(leaks->now_ns - origin->oldest_ns) / 1e9);
+        if (origin->several_threads)
+                printf(", by several threads\n");
+        else
+                printf(", by thread %u\n", origin->oldest_thread);
+        print_frames(origin);
 }
 
 static void print_leaks(const struct leaks *leaks, size_t shown)
@@ -400,18 +411,7 @@ static void print_leaks(const struct leaks *leaks, size_t shown)
         for (size_t i = 0; i < shown; i++) {
                 const struct origin *origin = &leaks->origins[i];
 
-                printf("\n  ");
-                print_amount(leaks, origin->all_bytes, origin->all_blocks);
-                printf(", the oldest allocated at %.3f s", (double)origin->oldest_ns / 1e9);
-                if (leaks->now_ns > 0)
-                        printf(" (%.0f s ago)", (double)(leaks->now_ns - origin->oldest_ns) / 1e9);
-                if (origin->several_threads)
-                        printf(" by several threads");
-                else
-                        printf(" by thread %u", origin->oldest_thread);
-                print_growth(leaks, origin);
-                printf("\n");
-                print_frames(origin);
+                print_origin(leaks, origin);
                 rest_bytes -= origin->all_bytes;
                 rest_blocks -= origin->all_blocks;
         }

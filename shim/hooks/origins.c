@@ -26,7 +26,8 @@
 #define BLOCKS_AT    (sizeof(struct gr_origins_header) + GR_ORIGINS_RECORDS_MAX)
 #define MAPPED_BYTES (BLOCKS_AT + GR_ORIGINS_BLOCKS_MAX * sizeof(struct gr_origins_block))
 #define STEP         ((size_t)256 << 10) /* bytes that each part of the file grows by */
-#define LISTS        ((size_t)1 << 20)
+#define LISTS_LOG2   18
+#define LISTS        ((size_t)1 << LISTS_LOG2)
 #define LOCKS        64
 
 static struct gr_origins_header *header; /* mapped, with all that follows, until the process ends */
@@ -55,8 +56,8 @@ static _Thread_local struct {
 } own __attribute__((tls_model("initial-exec")));
 
 /*
- * Takes room on the disk: a page of the mapping without it would end the program (SIGBUS). So would, in the call itself,
- * a size above the process's limit (SIGXFSZ). 0 or -errno.
+ * Takes room on the disk: a page of the mapping without it would end the program (SIGBUS). So would a size above the
+ * process's limit, in the call itself (SIGXFSZ). 0 or -errno.
  */
 static int take_room(int fd, size_t at, size_t bytes)
 {
@@ -160,7 +161,7 @@ static bool is_sampled(size_t bytes)
 
 static size_t list_of(uint64_t address)
 {
-        return (address * UINT64_C(0x9e3779b97f4a7c15)) >> 44;
+        return (address * UINT64_C(0x9e3779b97f4a7c15)) >> (64 - LISTS_LOG2);
 }
 
 /* A block that was never used; 0: there is no more room. */

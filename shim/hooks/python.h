@@ -1,11 +1,11 @@
 /*
  * The stack of Python functions that the calling thread is in.
  *
- * Whoever allocates often has released the interpreter's lock (ctypes and PyTorch do so around their calls), and waiting
- * for it could deadlock. Then no function of the interpreter may be called that takes or counts references. But a thread
- * in such a call does not change its frames, and nobody else does. So they are read where they lie, in the layout of
- * that version of CPython. Every read goes through the kernel: where the layout is another one after all, or the
- * interpreter ends meanwhile, a read fails, and the program goes on.
+ * Whoever allocates often has released the interpreter's lock (ctypes and PyTorch do so around their calls), and
+ * waiting for it could deadlock. Then no function of the interpreter may be called that takes or counts references. But
+ * a thread in such a call does not change its frames, and nobody else does. So they are read where they lie, in the
+ * layout of that version of CPython. Before a page is read the kernel is asked whether it is there: where the layout is
+ * another one after all, or the interpreter ends meanwhile, names are lost, and the program goes on.
  */
 #ifndef GR_PYTHON_H
 #define GR_PYTHON_H

@@ -18,6 +18,7 @@
 #define PYTHON_MOST 32
 #define PATH_MOST   1024
 #define KNOWN       (1u << 18) /* places for what has a record; a power of two */
+#define KNOWN_MOST  (KNOWN / 4 * 3)
 
 /* The library itself, from the linker. */
 extern const char __ehdr_start[] GR_HIDDEN, _end[] GR_HIDDEN;
@@ -34,6 +35,7 @@ static struct known {
         uint32_t record;
 } * known;
 static unsigned known_count;
+static _Atomic bool is_full; /* of them, or of records: later stacks have none */
 static char program[PATH_MOST];                             /* its file: the loader has no name for it */
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_ORIGINS); /* records are added */
 
@@ -70,13 +72,14 @@ static uint32_t look_up(uint64_t hash)
         }
 }
 
-/* One place always stays free, for the end of a search. */
 static void remember(uint64_t hash, uint32_t record)
 {
         uint64_t i = hash;
 
         gr_assert_locked(&lock);
-        if (!record || known_count + 1 == KNOWN)
+        if (!record || known_count == KNOWN_MOST)
+                is_full = true;
+        if (is_full)
                 return;
         while (atomic_load_explicit(&known[i % KNOWN].hash, memory_order_relaxed))
                 i++;
@@ -225,6 +228,8 @@ static __attribute__((noinline)) uint32_t stack_record(const struct gr_stack_fil
         struct gr_origins_stack *made;
         uint32_t record;
 
+        if (is_full)
+                return 0;
         dl_iterate_phdr(name_in_module, &naming);
         for (unsigned i = 0; i < count; i++)
                 if (!frames[i])
@@ -241,8 +246,8 @@ static __attribute__((noinline)) uint32_t stack_record(const struct gr_stack_fil
                         made->head.kind = GR_ORIGINS_STACK;
                         memcpy(made->frames, frames, count * sizeof(frames[0]));
                         record = file->commit(&made->head);
-                        remember(frames_hash, record);
                 }
+                remember(frames_hash, record);
         }
         if (!look_up(hash))
                 remember(hash, record);

@@ -18,8 +18,7 @@ struct gr_mapped_file {
 
 /*
  * Makes a new file: one that another process has mapped must not become shorter, as that process would end with SIGBUS.
- * pattern: for gr_options_expand_path. Returns a descriptor or -errno; -EEXIST: the name is that
- * of something else than a file.
+ * pattern: for gr_options_expand_path. Returns a descriptor or -errno; -EEXIST: something else than a file has the name.
  */
 int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern);
 
