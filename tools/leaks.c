@@ -31,6 +31,7 @@ struct origin {
         const struct gr_origins_stack *stack; /* NULL: those whose stack is not known */
         uint64_t blocks, bytes;               /* that are in the file */
         double all_blocks, all_bytes;         /* that there are, by these: more where only a sample is noted */
+        double looked_blocks, looked_bytes;   /* that there were at the last look */
         uint64_t oldest_ns, newest_ns;
         uint32_t oldest_thread;
         bool several_threads;
@@ -199,6 +200,15 @@ static int by_bytes(const void *a, const void *b)
         return (x->all_bytes < y->all_bytes) - (x->all_bytes > y->all_bytes);
 }
 
+static void begin_origin(struct origin *origin, const struct gr_origins_stack *stack)
+{
+        origin->stack = stack;
+        if (stack) {
+                origin->looked_bytes = (double)stack->looked_bytes;
+                origin->looked_blocks = (double)stack->looked_blocks;
+        }
+}
+
 /* 0 or -ENOMEM. */
 static int group(struct leaks *leaks)
 {
@@ -213,11 +223,10 @@ static int group(struct leaks *leaks)
                 if (!block->address)
                         continue;
                 if (leaks->origin_count == 0 || leaks->origins[leaks->origin_count - 1].stack != stack)
-                        leaks->origins[leaks->origin_count++].stack = stack;
+                        begin_origin(&leaks->origins[leaks->origin_count++], stack);
                 count_block(leaks, &leaks->origins[leaks->origin_count - 1], block);
                 count_block(leaks, &leaks->whole, block);
         }
-        qsort(leaks->origins, leaks->origin_count, sizeof(*leaks->origins), by_bytes);
         return 0;
 }
 
@@ -251,48 +260,128 @@ static void read_frames(const struct leaks *leaks, struct origin *origin)
         }
 }
 
-/* Names the frames of the first so many origins: all of a module in one go. */
-static void name_frames(struct leaks *leaks, size_t origins)
+static int by_address(const void *a, const void *b)
 {
-        size_t count = 0, pending;
+        const struct frame *x = *(struct frame *const *)a, *y = *(struct frame *const *)b;
+
+        if (x->module != y->module)
+                return x->module < y->module ? -1 : 1;
+        return (x->word > y->word) - (x->word < y->word);
+}
+
+/* Names all frames: those of a module in one go, and each address once. */
+static void name_frames(struct leaks *leaks)
+{
+        size_t count = 0, used = 0;
         struct frame **frames;
         uint64_t *addresses;
         struct places *places;
 
-        for (size_t i = 0; i < origins; i++) {
+        for (size_t i = 0; i < leaks->origin_count; i++) {
                 read_frames(leaks, &leaks->origins[i]);
                 count += leaks->origins[i].frame_count;
         }
         frames = calloc(count + 1, sizeof(*frames));
         addresses = calloc(count + 1, sizeof(*addresses));
         places = calloc(count + 1, sizeof(*places));
-        while (frames && addresses && places) {
-                const struct gr_origins_module *module = NULL;
+        for (size_t i = 0; frames && i < leaks->origin_count; i++)
+                for (size_t f = 0; f < leaks->origins[i].frame_count; f++)
+                        if (leaks->origins[i].frames[f].module)
+                                frames[used++] = &leaks->origins[i].frames[f];
+        if (frames)
+                qsort(frames, used, sizeof(*frames), by_address);
+        for (size_t begin = 0, end; addresses && places && begin < used; begin = end) {
+                const struct gr_origins_module *module = frames[begin]->module;
                 char path[PATH_MAX + sizeof(leaks->root)];
+                size_t distinct = 0;
 
-                pending = 0;
-                for (size_t i = 0; i < origins; i++)
-                        for (size_t f = 0; f < leaks->origins[i].frame_count; f++) {
-                                struct frame *frame = &leaks->origins[i].frames[f];
+                for (end = begin; end < used && frames[end]->module == module; end++) {
+                        uint64_t address = (frames[end]->word & GR_ORIGINS_ADDRESS_MASK) - 1; /* the call */
 
-                                if (!frame->module || frame->places.list || (module && frame->module != module))
-                                        continue;
-                                module = frame->module;
-                                frames[pending] = frame;
-                                addresses[pending++] = (frame->word & GR_ORIGINS_ADDRESS_MASK) - 1; /* the call */
-                        }
-                if (pending == 0)
-                        break;
+                        if (distinct == 0 || addresses[distinct - 1] != address)
+                                addresses[distinct++] = address;
+                }
                 snprintf(path, sizeof(path), "%s%s", leaks->root, module->path);
-                symbols_name(path, module->id, module->id_bytes, addresses, pending, places);
-                for (size_t i = 0; i < pending; i++)
-                        frames[i]->places = places[i];
-                if (!frames[0]->places.list)
-                        break; /* no memory */
+                symbols_name(path, module->id, module->id_bytes, addresses, distinct, places);
+                for (size_t i = begin, n = 0; i < end; i++) {
+                        n += i > begin && frames[i]->word != frames[i - 1]->word;
+                        frames[i]->places = places[n];
+                }
         }
         free(frames);
         free(addresses);
         free(places);
+}
+
+/* The places of a frame: at least one. */
+static const struct place *places_of(const struct frame *frame, size_t *ret_count)
+{
+        *ret_count = frame->places.count > 0 ? frame->places.count : 1;
+        return frame->places.count > 0 ? frame->places.list : &frame->python;
+}
+
+static int compare_texts(const char *a, const char *b)
+{
+        return strcmp(a ? a : "", b ? b : "");
+}
+
+/* Frames of one line are the same, wherever the compiler has put its code; without lines, those of one address. */
+static int compare_frames(const struct frame *x, const struct frame *y)
+{
+        size_t x_count, y_count;
+        const struct place *x_places = places_of(x, &x_count), *y_places = places_of(y, &y_count);
+        int order = !x_places->file - !y_places->file;
+
+        if (x->word == y->word || order)
+                return order;
+        if (!x_places->file || x_count != y_count)
+                return (x_places->file ? x_count < y_count : x->word < y->word) ? -1 : 1;
+        for (size_t i = 0; !order && i < x_count; i++) {
+                order = compare_texts(x_places[i].file, y_places[i].file);
+                if (!order)
+                        order = (x_places[i].line > y_places[i].line) - (x_places[i].line < y_places[i].line);
+                if (!order)
+                        order = compare_texts(x_places[i].function, y_places[i].function);
+        }
+        return order;
+}
+
+static int by_frames(const void *a, const void *b)
+{
+        const struct origin *x = a, *y = b;
+        int order = (x->frame_count > y->frame_count) - (x->frame_count < y->frame_count);
+
+        for (size_t i = 0; !order && i < x->frame_count; i++)
+                order = compare_frames(&x->frames[i], &y->frames[i]);
+        return order;
+}
+
+/* Makes one of those whose frames have the same names, and puts the largest first. */
+static void merge(struct leaks *leaks)
+{
+        size_t count = 0;
+
+        qsort(leaks->origins, leaks->origin_count, sizeof(*leaks->origins), by_frames);
+        for (size_t i = 0; i < leaks->origin_count; i++) {
+                const struct origin *origin = &leaks->origins[i];
+                struct origin *to = count > 0 ? &leaks->origins[count - 1] : NULL;
+
+                if (!to || by_frames(to, origin) != 0) {
+                        leaks->origins[count++] = *origin;
+                        continue;
+                }
+                to->several_threads |= origin->several_threads || origin->oldest_thread != to->oldest_thread;
+                to->oldest_ns = origin->oldest_ns < to->oldest_ns ? origin->oldest_ns : to->oldest_ns;
+                to->newest_ns = origin->newest_ns > to->newest_ns ? origin->newest_ns : to->newest_ns;
+                to->blocks += origin->blocks;
+                to->bytes += origin->bytes;
+                to->all_blocks += origin->all_blocks;
+                to->all_bytes += origin->all_bytes;
+                to->looked_blocks += origin->looked_blocks;
+                to->looked_bytes += origin->looked_bytes;
+        }
+        leaks->origin_count = count;
+        qsort(leaks->origins, count, sizeof(*leaks->origins), by_bytes);
 }
 
 static const char *blocks(double count)
@@ -339,13 +428,6 @@ static void print_place(const struct place *place, const struct frame *frame)
         printf("\n");
 }
 
-/* The places of a frame: at least one. */
-static const struct place *places_of(const struct frame *frame, size_t *ret_count)
-{
-        *ret_count = frame->places.count > 0 ? frame->places.count : 1;
-        return frame->places.count > 0 ? frame->places.list : &frame->python;
-}
-
 static void print_frames(const struct origin *origin)
 {
         if (!origin->stack)
@@ -369,10 +451,8 @@ static void print_origin(const struct leaks *leaks, const struct origin *origin)
         printf("\n  ");
         print_amount(leaks, bytes, count);
         if (leaks->header.looked_ns) {
-                if (origin->stack) {
-                        bytes -= (double)origin->stack->looked_bytes;
-                        count -= (double)origin->stack->looked_blocks;
-                }
+                bytes -= origin->looked_bytes;
+                count -= origin->looked_blocks;
                 printf("; since the last look, %.0f s ago: %s%s",
                        (double)(clock_ns(CLOCK_REALTIME) - leaks->header.looked_ns) / 1e9, bytes < 0 ? "-" : "+",
                        gr_size_format((uint64_t)fabs(bytes), a, sizeof(a)));
@@ -435,9 +515,9 @@ static void write_origin(struct gr_json *json, const struct leaks *leaks, const 
                 gr_json_null(json, "thread");
         else
                 gr_json_count(json, "thread", origin->oldest_thread);
-        if (leaks->header.looked_ns && origin->stack) {
-                gr_json_count(json, "last_look_bytes", origin->stack->looked_bytes);
-                gr_json_count(json, "last_look_blocks", origin->stack->looked_blocks);
+        if (leaks->header.looked_ns) {
+                gr_json_number(json, "last_look_bytes", "%.0f", origin->looked_bytes);
+                gr_json_number(json, "last_look_blocks", "%.0f", origin->looked_blocks);
         }
         gr_json_array(json, "frames");
         for (size_t i = 0; i < origin->frame_count; i++) {
@@ -625,13 +705,14 @@ int command_leaks(const struct arguments *arguments)
                 leaks.now_ns = leaks.now_ns > leaks.header.began_monotonic_ns
                                        ? leaks.now_ns - leaks.header.began_monotonic_ns
                                        : 0;
-                shown = json || flag_value(arguments, "all") || leaks.origin_count < SHOWN ? leaks.origin_count : SHOWN;
-                name_frames(&leaks, shown);
+                note_look(&leaks);
+                name_frames(&leaks);
+                merge(&leaks);
+                shown = flag_value(arguments, "all") || leaks.origin_count < SHOWN ? leaks.origin_count : SHOWN;
                 if (json)
                         write_leaks(&leaks);
                 else
                         print_leaks(&leaks, shown);
-                note_look(&leaks);
         }
         close(leaks.fd);
         return rc ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -148,7 +148,7 @@ static int64_t draw(void)
 
 static bool is_sampled(size_t bytes)
 {
-        if (!header->sample_bytes || bytes >= SAMPLE_BYTES)
+        if (gr_options.backtrace == GR_BACKTRACE_FULL || bytes >= SAMPLE_BYTES)
                 return true;
         if (!own.seed)
                 own.left = draw();

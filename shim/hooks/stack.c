@@ -35,7 +35,7 @@ static struct known {
         uint32_t record;
 } * known;
 static unsigned known_count;
-static _Atomic bool is_full; /* of them, or of records: later stacks have none */
+static _Atomic bool is_full;                                /* of them, or of records: later stacks have none */
 static char program[PATH_MOST];                             /* its file: the loader has no name for it */
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_ORIGINS); /* records are added */
 
@@ -263,8 +263,10 @@ uint32_t gr_stack_here(const struct gr_stack_file *file)
         uint32_t record;
 
         dl_iterate_phdr(count_changes, &changes);
-        if (atomic_exchange_explicit(&changes_seen, changes, memory_order_relaxed) != changes)
+        if (atomic_load_explicit(&changes_seen, memory_order_relaxed) != changes) {
                 gr_python_find();
+                atomic_store_explicit(&changes_seen, changes, memory_order_relaxed);
+        }
         stack.native_count = 0;
         stack.python_count = gr_python_frames(stack.python, PYTHON_MOST);
         stack.to_python = stack.python_count > 0;
