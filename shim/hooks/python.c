@@ -52,7 +52,7 @@ struct reader {
 
 /*
  * Copies memory that may not be there; false: it is not. For each page the kernel is asked, by a call that reads eight
- * bytes and then refuses what it is to do with them.
+ * bytes and then refuses what it is to do with them (docs/measurements.md, stack-cost).
  */
 static bool peek(struct reader *reader, uint64_t address, void *to, size_t bytes)
 {
