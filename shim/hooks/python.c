@@ -25,6 +25,7 @@ struct layout {
 #define PAGES            16
 #define NOT_THROUGH      255
 #define FRAME_BYTES      104
+#define FRAME_BYTES_311  72 /* since 3.11; what is behind them may be another page */
 #define CODE_BYTES       136
 #define OWNED_BY_C_STACK 3 /* a frame of no function */
 
@@ -173,7 +174,7 @@ unsigned gr_python_frames(struct gr_python_frame *ret, unsigned most)
         for (unsigned steps = 0; at && count < most && steps < 4 * most; steps++) {
                 struct gr_python_frame *next = &ret[count];
 
-                if (!peek(&reader, at, frame, sizeof(frame)))
+                if (!peek(&reader, at, frame, of->at_is_index ? sizeof(frame) : FRAME_BYTES_311))
                         break;
                 at = word_at(frame, of->previous);
                 if (of->owner && frame[of->owner] == OWNED_BY_C_STACK)
