@@ -37,7 +37,8 @@ __attribute__((visibility("default"))) int poll(struct pollfd *fds, nfds_t count
 {
         struct timespec left = {wait_ms / 1000, wait_ms % 1000 * 1000000L};
 
-        wrong |= closed && fds->fd <= STDERR_FILENO;
+        for (nfds_t i = 0; i < count; i++)
+                wrong |= closed && fds[i].fd <= STDERR_FILENO;
         return (int)syscall(SYS_ppoll, fds, count, wait_ms < 0 ? NULL : &left, NULL, 0);
 }
 
