@@ -104,14 +104,19 @@ static void two_references(void)
         both((struct work){.act = release, .handle = handle}, (struct work){.act = release, .handle = again});
 }
 
+/* Natively one after the other: the driver itself does not survive it (docs/measurements.md, unmap-race). */
 static void two_mappings(void)
 {
+        struct work first = {.act = unmap, .base = range}, second = {.act = unmap, .base = range + piece_bytes};
         CUmemGenericAllocationHandle handle = create();
 
         GR_MUST(cuMemMap(range, piece_bytes, 0, handle, 0));
         GR_MUST(cuMemMap(range + piece_bytes, piece_bytes, 0, handle, 0));
         GR_MUST(cuMemRelease(handle));
-        both((struct work){.act = unmap, .base = range}, (struct work){.act = unmap, .base = range + piece_bytes});
+        if (getenv("LD_PRELOAD"))
+                both(first, second);
+        else
+                printf(" %d %d", (int)unmap(&first), (int)unmap(&second));
 }
 
 static void rounds(const char *name, void (*round)(void))
