@@ -1,15 +1,13 @@
 #include "hooks/python.h"
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <link.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "driver/dlsym.h"
+#include "system/platform.h"
 
 /* Offsets in the structures of CPython on 64-bit processors, the same in all releases of one version. */
 struct layout {
@@ -51,10 +49,7 @@ struct reader {
         uint64_t pages[PAGES];
 };
 
-/*
- * Copies memory that may not be there; false: it is not. For each page the kernel is asked, by a call that reads eight
- * bytes and then refuses what it is to do with them (docs/measurements.md, stack-cost).
- */
+/* Copies memory that may not be there; false: it is not. For each page the kernel is asked. */
 static bool peek(struct reader *reader, uint64_t address, void *to, size_t bytes)
 {
         if (address < PAGE_BYTES || address + bytes < address)
@@ -64,7 +59,7 @@ static bool peek(struct reader *reader, uint64_t address, void *to, size_t bytes
         for (uint64_t page = address / PAGE_BYTES; page <= (address + bytes - 1) / PAGE_BYTES; page++) {
                 if (page == reader->pages[page % PAGES])
                         continue;
-                if (syscall(SYS_rt_sigprocmask, -1, page * PAGE_BYTES, NULL, 8) == 0 || errno != EINVAL)
+                if (!gr_platform_can_read(page * PAGE_BYTES))
                         return false;
                 reader->pages[page % PAGES] = page;
         }

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <link.h>
+#include <setjmp.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -13,6 +14,7 @@
 #include "base/lock.h"
 #include "driver/dlsym.h"
 #include "hooks/python.h"
+#include "system/platform.h"
 
 #define NATIVE_MOST 48 /* frames */
 #define PYTHON_MOST 32
@@ -23,8 +25,25 @@
 /* The library itself, from the linker. */
 extern const char __ehdr_start[] GR_HIDDEN, _end[] GR_HIDDEN;
 
-static __typeof__(_Unwind_Backtrace) *unwind;
-static __typeof__(_Unwind_GetIPInfo) *get_ip;
+/*
+ * The unwinder is linked into the library, because where it finds no table for an address, it reads the code there, to
+ * see whether a signal handler returns to it. The outermost frame of a coroutine may return to any number, and then that
+ * would end the program. So its look-up of tables is this one (--wrap): the process's own, which also knows of code that
+ * was made at run time. Where it finds none and the code cannot be read, the unwinder is left.
+ */
+const void *__wrap__Unwind_Find_FDE(void *pc, void *ret_bases) GR_HIDDEN;
+static const void *(*find_table)(void *pc, void *ret_bases);
+static _Thread_local jmp_buf *leave __attribute__((tls_model("initial-exec")));
+
+const void *__wrap__Unwind_Find_FDE(void *pc, void *ret_bases)
+{
+        const void *table = find_table(pc, ret_bases);
+        uint64_t code = (uintptr_t)pc + 1; /* the unwinder asks for the byte before it, and would read less than 16 */
+
+        if (!table && leave && (!gr_platform_can_read(code) || !gr_platform_can_read(code + 8)))
+                longjmp(*leave, 1);
+        return table;
+}
 
 /*
  * What has a record, by its hash: stacks, once as they are in memory and once as they are recorded, modules and
@@ -92,13 +111,23 @@ static _Unwind_Reason_Code step(struct _Unwind_Context *context, void *arg)
 {
         struct stack *stack = arg;
         int before = 0;
-        uintptr_t ip = get_ip(context, &before);
+        uintptr_t ip = _Unwind_GetIPInfo(context, &before);
 
         if (!ip || stack->native_count == NATIVE_MOST || (stack->to_python && gr_python_is_loop(ip)))
                 return _URC_END_OF_STACK;
         if (ip - (uintptr_t)__ehdr_start >= (uintptr_t)(_end - __ehdr_start))
                 stack->native[stack->native_count++] = ip + (unsigned)before; /* it is of the call before it */
         return _URC_NO_REASON;
+}
+
+static void unwind(struct stack *stack)
+{
+        jmp_buf *outer = leave, here;
+
+        leave = &here;
+        if (!_setjmp(here))
+                _Unwind_Backtrace(step, stack);
+        leave = outer;
 }
 
 /* How often libraries were loaded and unloaded: an address may be in another one since. */
@@ -270,7 +299,7 @@ uint32_t gr_stack_here(const struct gr_stack_file *file)
         stack.native_count = 0;
         stack.python_count = gr_python_frames(stack.python, PYTHON_MOST);
         stack.to_python = stack.python_count > 0;
-        unwind(step, &stack);
+        unwind(&stack);
         hash = mix(0, changes & UINT32_MAX); /* where libraries only come, an address stays what it is */
         for (unsigned i = 0; i < stack.native_count; i++)
                 hash = mix(hash, stack.native[i]);
@@ -289,10 +318,9 @@ int gr_stack_init(void)
 
         if (!library)
                 return -ENOSYS;
-        unwind = (__typeof__(unwind))gr_real_symbol(library, "_Unwind_Backtrace");
-        get_ip = (__typeof__(get_ip))gr_real_symbol(library, "_Unwind_GetIPInfo");
+        find_table = (__typeof__(find_table))gr_real_symbol(library, "_Unwind_Find_FDE");
         places = mmap(NULL, KNOWN * sizeof(*known), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (!unwind || !get_ip || places == MAP_FAILED)
+        if (!find_table || places == MAP_FAILED)
                 return -ENOSYS;
         known = places;
         ignored = readlink("/proc/self/exe", program, sizeof(program) - 1);

@@ -127,6 +127,12 @@ uint64_t gr_platform_thread_ns(void)
         return read_clock(CLOCK_THREAD_CPUTIME_ID);
 }
 
+/* By a call that reads them and then refuses what it is to do with them (docs/measurements.md, stack-cost). */
+bool gr_platform_can_read(uint64_t address)
+{
+        return syscall(SYS_rt_sigprocmask, -1, address, NULL, 8) != 0 && errno == EINVAL;
+}
+
 static void futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns)
 {
         struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u),

@@ -30,6 +30,9 @@ uint64_t gr_platform_now_ns(void);
 /* Processor time of the calling thread, which does not depend on other work of the machine. */
 uint64_t gr_platform_thread_ns(void);
 
+/* Whether eight bytes at this address can be read. */
+bool gr_platform_can_read(uint64_t address);
+
 extern const struct gr_region_ops gr_platform_ops;
 
 #endif

@@ -10,6 +10,7 @@
  *              whether they were at the same address
  *   sample     keeps 5120 blocks of 1 MiB from small(), 1024 of 3 MiB from medium() and ten of 64 MiB from large()
  *   coroutine  first() on a stack of its own, without an end that an unwinder knows
+ *   nowhere    the same, but that stack's outermost function would return to an address that is none
  *   contexts   keeps ten blocks of 1 MiB in a context that it destroys, and one from second() in another
  */
 #include <cuda.h>
@@ -44,6 +45,12 @@ static __attribute__((noinline)) void second(void)
         CUdeviceptr ptr;
 
         GR_MUST(cuMemAlloc(&ptr, 3000)); /* second's line */
+}
+
+static void first_and_leave(void)
+{
+        first();
+        swapcontext(&inside, &outside);
 }
 
 static void plant(void)
@@ -185,13 +192,19 @@ int main(int argc, char **argv)
                 }
                 for (int i = 0; i < 10; i++)
                         large();
-        } else if (strcmp(mode, "coroutine") == 0) {
+        } else if (strcmp(mode, "coroutine") == 0 || strcmp(mode, "nowhere") == 0) {
                 static char stack[65536] __attribute__((aligned(16)));
 
                 GR_MUST(getcontext(&inside));
                 inside.uc_stack = (stack_t){.ss_sp = stack, .ss_size = sizeof(stack)};
                 inside.uc_link = &outside;
-                makecontext(&inside, first, 0);
+                makecontext(&inside, strcmp(mode, "nowhere") == 0 ? first_and_leave : first, 0);
+                if (strcmp(mode, "nowhere") == 0)
+#if defined(__x86_64__)
+                        *(uint64_t *)inside.uc_mcontext.gregs[REG_RSP] = UINT64_C(0xdeaddeaddeaddead); // NOLINT
+#elif defined(__aarch64__)
+                        inside.uc_mcontext.regs[30] = UINT64_C(0xdeaddeaddeaddeac);
+#endif
                 GR_MUST(swapcontext(&outside, &inside));
         } else if (strcmp(mode, "contexts") == 0) {
                 CUcontext other;

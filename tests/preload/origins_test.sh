@@ -138,6 +138,9 @@ run GPURECLAIM_BACKTRACE=full "$origins" fork
 has fork "in 13 blocks of 2 origins" "first (" "second ("
 run GPURECLAIM_BACKTRACE=full "$origins" coroutine
 has coroutine "in 1 block of 1 origin" "first ("
+run GPURECLAIM_BACKTRACE=full "$origins" nowhere
+[ $status -eq 137 ] || fail "nowhere: exit status $status"
+has nowhere "in 1 block of 1 origin" "first (" "first_and_leave ("
 run GPURECLAIM_BACKTRACE=full "$origins" contexts
 has contexts "live: 2.930 KiB in 1 block of 1 origin" "second ("
 
