@@ -1,12 +1,9 @@
 #include "hooks/python.h"
 
-#include <dlfcn.h>
 #include <link.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "driver/dlsym.h"
 #include "system/platform.h"
 
 /* Offsets in the structures of CPython on 64-bit processors, the same in all releases of one version. */
@@ -75,37 +72,134 @@ static uint64_t word_at(const char *bytes, size_t offset)
         return word;
 }
 
-void gr_python_find(void)
-{
-        const char *(*version)(void);
-        const ElfW(Sym) *symbol = NULL;
-        Dl_info info;
-        void *loop;
+/* A library of the process, as the loader tells of it, and what finds a name in it. */
+struct library {
+        uintptr_t base;
+        const ElfW(Sym) * symbols;
+        const char *names;
+        const uint32_t *hashes; /* ELF's table of the GNU kind; NULL: it has none */
+};
 
-        if (atomic_load_explicit(&layout, memory_order_relaxed))
-                return;
-        version = (const char *(*)(void))gr_real_symbol(RTLD_DEFAULT, "Py_GetVersion");
-        if (!version)
-                return;
-        python.this_thread = (void *(*)(void))gr_real_symbol(RTLD_DEFAULT, "PyGILState_GetThisThreadState");
-        python.is_initialized = (int (*)(void))gr_real_symbol(RTLD_DEFAULT, "Py_IsInitialized");
-        python.is_finalizing = (int (*)(void))gr_real_symbol(RTLD_DEFAULT, "Py_IsFinalizing");
-        if (!python.is_finalizing)
-                python.is_finalizing = (int (*)(void))gr_real_symbol(RTLD_DEFAULT, "_Py_IsFinalizing");
-        python.line_of = (int (*)(void *, int))gr_real_symbol(RTLD_DEFAULT, "PyCode_Addr2Line");
-        python.code_type = gr_real_symbol(RTLD_DEFAULT, "PyCode_Type");
-        python.text_type = gr_real_symbol(RTLD_DEFAULT, "PyUnicode_Type");
-        loop = gr_real_symbol(RTLD_DEFAULT, "_PyEval_EvalFrameDefault");
-        if (loop && dladdr1(loop, &info, (void **)&symbol, RTLD_DL_SYMENT) && symbol) {
-                python.loop = (uintptr_t)loop;
-                python.loop_end = python.loop + symbol->st_size;
+static struct library open_library(const struct dl_phdr_info *info)
+{
+        struct library library = {.base = info->dlpi_addr};
+        const ElfW(Dyn) *dynamic = NULL;
+
+        for (int i = 0; i < info->dlpi_phnum; i++)
+                if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+                        dynamic = (const void *)(library.base + info->dlpi_phdr[i].p_vaddr); // NOLINT
+        for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++) {
+                uintptr_t at = dynamic->d_un.d_ptr;
+                const void *there = (const void *)(at < library.base ? library.base + at : at); // NOLINT
+
+                if (dynamic->d_tag == DT_SYMTAB)
+                        library.symbols = there;
+                else if (dynamic->d_tag == DT_STRTAB)
+                        library.names = there;
+                else if (dynamic->d_tag == DT_GNU_HASH)
+                        library.hashes = there;
         }
-        if (!python.this_thread || !python.is_initialized || !python.is_finalizing || !python.line_of ||
-            !python.code_type || !python.text_type)
-                return;
-        for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++)
-                if (strncmp(version(), layouts[i].version, strlen(layouts[i].version)) == 0)
-                        atomic_store_explicit(&layout, &layouts[i], memory_order_release);
+        if (!library.symbols || !library.names)
+                library.hashes = NULL;
+        return library;
+}
+
+/* What the library defines by this name; NULL: nothing. */
+static const ElfW(Sym) * find_symbol(const struct library *library, const char *name)
+{
+        const uint32_t *table = library->hashes, *buckets, *chain;
+        uint32_t hash = 5381, at;
+
+        if (!table || table[0] == 0)
+                return NULL;
+        for (const char *c = name; *c; c++)
+                hash = hash * 33 + (unsigned char)*c;
+        buckets = table + 4 + table[2] * (sizeof(ElfW(Addr)) / sizeof(*table));
+        chain = buckets + table[0];
+        at = buckets[hash % table[0]];
+        if (at < table[1])
+                return NULL;
+        for (;; at++) {
+                const ElfW(Sym) *symbol = &library->symbols[at];
+                uint32_t other = chain[at - table[1]];
+
+                if ((other | 1) == (hash | 1) && symbol->st_shndx != SHN_UNDEF &&
+                    strcmp(library->names + symbol->st_name, name) == 0)
+                        return symbol;
+                if (other & 1)
+                        return NULL;
+        }
+}
+
+static void *address_of(const struct library *library, const char *name)
+{
+        const ElfW(Sym) *symbol = find_symbol(library, name);
+
+        return symbol ? (void *)(library->base + symbol->st_value) : NULL; // NOLINT
+}
+
+struct process {
+        struct library program, interpreter;
+};
+
+/* The first library that is an interpreter. The program itself comes before all libraries. */
+static int find_interpreter(struct dl_phdr_info *info, size_t bytes, void *arg)
+{
+        struct process *process = arg;
+
+        (void)bytes;
+        process->interpreter = open_library(info);
+        if (!process->program.symbols)
+                process->program = process->interpreter;
+        return find_symbol(&process->interpreter, "Py_GetVersion") != NULL;
+}
+
+/* The linker may have put what the program uses of a library into the program. */
+static void *data_of(const struct process *process, const char *name)
+{
+        void *data = address_of(&process->program, name);
+
+        return data ? data : address_of(&process->interpreter, name);
+}
+
+/* Not by dlsym, whose lock another thread may hold while it runs a constructor that waits for this one. */
+bool gr_python_find(void)
+{
+        static _Atomic bool finding;
+        static uintptr_t found;
+        struct process process = {0};
+        const struct library *library = &process.interpreter;
+        const ElfW(Sym) * loop;
+        const char *version;
+
+        if (atomic_exchange(&finding, true))
+                return false;
+        if (!dl_iterate_phdr(find_interpreter, &process)) {
+                atomic_store(&layout, NULL); /* it may have been unloaded */
+                found = 0;
+        } else if (library->base + 1 != found) {
+                atomic_store(&layout, NULL);
+                found = library->base + 1;
+                python.this_thread = (void *(*)(void))address_of(library, "PyGILState_GetThisThreadState");
+                python.is_initialized = (int (*)(void))address_of(library, "Py_IsInitialized");
+                python.is_finalizing = (int (*)(void))address_of(library, "Py_IsFinalizing");
+                if (!python.is_finalizing)
+                        python.is_finalizing = (int (*)(void))address_of(library, "_Py_IsFinalizing");
+                python.line_of = (int (*)(void *, int))address_of(library, "PyCode_Addr2Line");
+                python.code_type = data_of(&process, "PyCode_Type");
+                python.text_type = data_of(&process, "PyUnicode_Type");
+                loop = find_symbol(library, "_PyEval_EvalFrameDefault");
+                python.loop = loop ? library->base + loop->st_value : 0;
+                python.loop_end = loop ? python.loop + loop->st_size : 0;
+                version = ((const char *(*)(void))address_of(library, "Py_GetVersion"))();
+                for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++)
+                        if (python.this_thread && python.is_initialized && python.is_finalizing && python.line_of &&
+                            python.code_type && python.text_type &&
+                            strncmp(version, layouts[i].version, strlen(layouts[i].version)) == 0)
+                                atomic_store_explicit(&layout, &layouts[i], memory_order_release);
+        }
+        atomic_store(&finding, false);
+        return true;
 }
 
 bool gr_python_is_loop(uintptr_t address)

@@ -20,8 +20,8 @@ struct gr_python_frame {
         uint64_t mark; /* tells another code object at the same address apart */
 };
 
-/* Looks for an interpreter, unless one has been found; called when a library has been loaded. */
-void gr_python_find(void);
+/* Looks for an interpreter; called when libraries have been loaded or unloaded. False: another thread does so. */
+bool gr_python_find(void);
 
 /* The frames of the calling thread, the innermost first. Returns how many, at most `most`; 0: it is not in Python. */
 unsigned gr_python_frames(struct gr_python_frame *ret, unsigned most);

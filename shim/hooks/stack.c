@@ -27,9 +27,9 @@ extern const char __ehdr_start[] GR_HIDDEN, _end[] GR_HIDDEN;
 
 /*
  * The unwinder is linked into the library, because where it finds no table for an address, it reads the code there, to
- * see whether a signal handler returns to it. The outermost frame of a coroutine may return to any number, and then that
- * would end the program. So its look-up of tables is this one (--wrap): the process's own, which also knows of code that
- * was made at run time. Where it finds none and the code cannot be read, the unwinder is left.
+ * see whether a signal handler returns to it. The outermost function of a coroutine may return to any number, and then
+ * that would end the program. So its look-up of tables is this one (--wrap): the process's own, which also knows of
+ * code that was made at run time. Where it finds none and the code cannot be read, the unwinder is left.
  */
 const void *__wrap__Unwind_Find_FDE(void *pc, void *ret_bases) GR_HIDDEN;
 static const void *(*find_table)(void *pc, void *ret_bases);
@@ -292,10 +292,8 @@ uint32_t gr_stack_here(const struct gr_stack_file *file)
         uint32_t record;
 
         dl_iterate_phdr(count_changes, &changes);
-        if (atomic_load_explicit(&changes_seen, memory_order_relaxed) != changes) {
-                gr_python_find();
+        if (atomic_load_explicit(&changes_seen, memory_order_relaxed) != changes && gr_python_find())
                 atomic_store_explicit(&changes_seen, changes, memory_order_relaxed);
-        }
         stack.native_count = 0;
         stack.python_count = gr_python_frames(stack.python, PYTHON_MOST);
         stack.to_python = stack.python_count > 0;

@@ -11,15 +11,18 @@
  *   sample     keeps 5120 blocks of 1 MiB from small(), 1024 of 3 MiB from medium() and ten of 64 MiB from large()
  *   coroutine  first() on a stack of its own, without an end that an unwinder knows
  *   nowhere    the same, but that stack's outermost function would return to an address that is none
+ *   loading    first() in another thread, for which the constructor of the first library waits
  *   contexts   keeps ten blocks of 1 MiB in a context that it destroys, and one from second() in another
  */
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -32,6 +35,7 @@ static CUcontext context;
 static _Atomic CUdeviceptr passed[THREADS];
 static pthread_barrier_t turn;
 static ucontext_t outside, inside;
+static bool waits_while_loading;
 
 static __attribute__((noinline)) void first(void)
 {
@@ -131,6 +135,28 @@ static void use_libraries(char **paths)
         fflush(stdout);
 }
 
+static void *first_in_thread(void *arg)
+{
+        GR_MUST(cuCtxSetCurrent(context));
+        first();
+        return arg;
+}
+
+void origins_loading(void); /* of origins_plugin.c */
+
+__attribute__((visibility("default"))) void origins_loading(void)
+{
+        struct timespec until;
+        pthread_t thread;
+
+        if (!waits_while_loading)
+                return;
+        GR_MUST(pthread_create(&thread, NULL, first_in_thread, NULL));
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += 20;
+        GR_MUST(pthread_timedjoin_np(thread, NULL, &until));
+}
+
 static __attribute__((noinline)) void small(void)
 {
         CUdeviceptr ptr;
@@ -184,6 +210,10 @@ int main(int argc, char **argv)
                 GR_MUST(waitpid(child, NULL, 0) != child);
         } else if (strcmp(mode, "unload") == 0 && argc == 4) {
                 use_libraries(argv + 2);
+        } else if (strcmp(mode, "loading") == 0 && argc == 4) {
+                second();
+                waits_while_loading = true;
+                GR_MUST(!dlopen(argv[2], RTLD_NOW | RTLD_LOCAL));
         } else if (strcmp(mode, "sample") == 0) {
                 for (int i = 0; i < 5120; i++) { /* 64 MiB are a multiple of the period */
                         small();

@@ -1,5 +1,6 @@
 /* A library with a planted leak. Built twice, with two names for PLANT, so that the two differ in nothing else. */
 #include <cuda.h>
+#include <dlfcn.h>
 #include <pthread.h>
 
 int work(void);
@@ -18,6 +19,15 @@ __attribute__((visibility("default"))) int work(void)
         int failed = PLANT();
 
         return failed + (failed > 0);
+}
+
+/* What the program has to do while it loads this. */
+__attribute__((constructor)) static void loading(void)
+{
+        void (*while_loading)(void) = (void (*)(void))dlsym(RTLD_DEFAULT, "origins_loading");
+
+        if (while_loading)
+                while_loading();
 }
 
 static void *run(void *context)

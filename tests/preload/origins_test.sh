@@ -150,6 +150,10 @@ has unload "in 2 blocks of 2 origins" "planted_" "work (" "planted_" "work ("
 grep -q "planted_in_a" said && grep -q "planted_in_b" said || fail "unload: not both are named"
 grep -q "the same address" out || echo "the libraries had different addresses: that they are told apart was not tried"
 
+run GPURECLAIM_BACKTRACE=full "$origins" loading "$plugin" "$other"
+[ $status -eq 137 ] || fail "loading: exit status $status"
+has loading "in 2 blocks of 2 origins" "first (" "first_in_thread (" "second ("
+
 # A sample: exact for large blocks; else within three times the standard error, which is the root of 64 MiB by the
 # amount: 11 and 14 % for each of the two, 9 % in all. The seed is fixed.
 run GPURECLAIM_BACKTRACE=sample "$origins" sample
