@@ -310,7 +310,8 @@ GR_HELD(lock) static int create(void)
                          folder ? folder : "/tmp");
                 pattern = standard.text;
         }
-        fd = gr_mapped_file_create(&file, pattern);
+        /* Unless the user chose the place, which may then be for others as well */
+        fd = gr_mapped_file_create(&file, pattern, pattern == standard.text ? 0600 : 0666);
         if (fd < 0)
                 return fd;
         rc = take_room(fd, 0, STEP);

@@ -8,7 +8,7 @@
 #include "system/environment.h"
 #include "system/messages.h"
 
-int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern)
+int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern, mode_t mode)
 {
         struct stat old;
         int rc = gr_options_expand_path(pattern, getpid(), ret->path.text, sizeof(ret->path.text)), fd;
@@ -20,7 +20,7 @@ int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern)
                 return -EEXIST;
         if (unlink(ret->path.text) != 0 && errno != ENOENT)
                 return -errno;
-        fd = gr_message_begin(open(ret->path.text, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+        fd = gr_message_begin(open(ret->path.text, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
         if (fd < 0)
                 return -errno;
         if (fstat(fd, &ret->made) == 0)

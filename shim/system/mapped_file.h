@@ -18,9 +18,10 @@ struct gr_mapped_file {
 
 /*
  * Makes a new file: one that another process has mapped must not become shorter, as that process would end with SIGBUS.
- * pattern: for gr_options_expand_path. Returns a descriptor or -errno; -EEXIST: something else than a file has the name.
+ * pattern: for gr_options_expand_path; mode: as open takes it. Returns a descriptor or -errno; -EEXIST: something else
+ * than a file has the name.
  */
-int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern);
+int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern, mode_t mode);
 
 /* The file again; -ESTALE: its name is another file's. */
 int gr_mapped_file_open(const struct gr_mapped_file *file);

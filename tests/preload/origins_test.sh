@@ -61,6 +61,7 @@ has killed "live: 10.009 MiB in 13 blocks of 2 origins" \
 grep -q "first (.*/$source_name:$(line "first's line"))" said &&
         grep -q "second (.*/$source_name:$(line "second's line"))" said || fail "killed: not by their lines"
 grep -q libgpureclaim said && fail "killed: the library's own functions are named"
+[ "$(stat -c %a "gpureclaim.$pid.origins")" = 600 ] || fail "killed: others may read the file"
 # The same by its file; as JSON; and without a tool that names lines.
 "$command" leaks "gpureclaim.$pid.origins" >said || fail "killed: by the file"
 has "killed, again" ": +0 B and +0 blocks"
@@ -153,6 +154,22 @@ grep -q "the same address" out || echo "the libraries had different addresses: t
 run GPURECLAIM_BACKTRACE=full "$origins" loading "$plugin" "$other"
 [ $status -eq 137 ] || fail "loading: exit status $status"
 has loading "in 2 blocks of 2 origins" "first (" "first_in_thread (" "second ("
+
+# A library that says of a note that it is where nothing is.
+python3 -c '
+import struct, sys
+with open(sys.argv[1], "rb") as file:
+    library = bytearray(file.read())
+(at,), (size, count) = struct.unpack_from("<Q", library, 32), struct.unpack_from("<HH", library, 54)
+for part in range(at, at + size * count, size):
+    if struct.unpack_from("<I", library, part)[0] == 4:
+        struct.pack_into("<Q", library, part + 16, 0x7000000000)
+with open("note.so", "wb") as file:
+    file.write(library)
+' "$plugin"
+run GPURECLAIM_BACKTRACE=full "$origins" unload "$folder/note.so" "$other"
+[ $status -eq 137 ] || fail "note: exit status $status"
+has note "in 2 blocks of 2 origins" "work ("
 
 # A sample: exact for large blocks; else within three times the standard error, which is the root of 64 MiB by the
 # amount: 11 and 14 % for each of the two, 9 % in all. The seed is fixed.
