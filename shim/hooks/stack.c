@@ -138,6 +138,19 @@ static int count_changes(struct dl_phdr_info *info, size_t bytes, void *arg)
         return 1;
 }
 
+/* Whether the module has this part of itself in memory. */
+static bool is_loaded(const struct dl_phdr_info *info, const ElfW(Phdr) * part)
+{
+        for (int i = 0; i < info->dlpi_phnum; i++) {
+                const ElfW(Phdr) *load = &info->dlpi_phdr[i];
+                uint64_t offset = part->p_vaddr - load->p_vaddr;
+
+                if (load->p_type == PT_LOAD && offset <= load->p_filesz && part->p_memsz <= load->p_filesz - offset)
+                        return true;
+        }
+        return false;
+}
+
 /* ELF's note with the build's identity, where the module has one. */
 static void read_build_id(const struct dl_phdr_info *info, struct gr_origins_module *module)
 {
@@ -145,7 +158,9 @@ static void read_build_id(const struct dl_phdr_info *info, struct gr_origins_mod
                 const ElfW(Phdr) *part = &info->dlpi_phdr[i];
                 const char *at = (const char *)info->dlpi_addr + part->p_vaddr, *end = at + part->p_memsz; // NOLINT
 
-                while (part->p_type == PT_NOTE && (size_t)(end - at) >= sizeof(ElfW(Nhdr))) {
+                if (part->p_type != PT_NOTE || !is_loaded(info, part))
+                        continue;
+                while ((size_t)(end - at) >= sizeof(ElfW(Nhdr))) {
                         const ElfW(Nhdr) *note = (const void *)at;
                         size_t name = (note->n_namesz + 3) & ~3u, content = (note->n_descsz + 3) & ~3u;
 
