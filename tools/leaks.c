@@ -641,19 +641,25 @@ static bool open_of_process(struct leaks *leaks, unsigned long pid)
         return found;
 }
 
-/* Opens what a process that was killed has left. */
+/* Opens what a process that was killed has left. Not what another user has put there: anybody can guess the name. */
 static bool open_left(struct leaks *leaks, unsigned long pid)
 {
         const char *folders[] = {getenv("XDG_RUNTIME_DIR"), getenv("TMPDIR"), "/tmp"};
         char path[PATH_MAX];
+        struct stat about;
 
         leaks->root[0] = '\0';
         for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
                 if (!folders[i])
                         continue;
                 snprintf(path, sizeof(path), "%s/gpureclaim.%lu" GR_ORIGINS_SUFFIX, folders[i], pid);
-                if (try_open(leaks, path))
+                if (!try_open(leaks, path))
+                        continue;
+                if (fstat(leaks->fd, &about) == 0 && about.st_uid == geteuid())
                         return true;
+                complain("leaks: %s is another user's; to read it all the same: gpureclaim leaks %s", path, path);
+                close(leaks->fd);
+                leaks->fd = -1;
         }
         return false;
 }

@@ -76,6 +76,15 @@ assert first["frames"][0]["function"] == "first" and first["bytes"] == 10 * 2**2
 assert second["last_look_blocks"] == 3 and second["frames"][0]["line"] == int(sys.argv[1]), second
 ' "$(line "second's line")" || fail "killed: as JSON"
 
+# What another user has put there is read only by its name.
+if [ "$(id -u)" -eq 0 ]; then
+        chown 65534 "gpureclaim.$pid.origins"
+        "$command" leaks "$pid" >said 2>err && fail "another user's: read by the process"
+        grep -q "is another user's" err || fail "another user's: not said"
+        "$command" leaks "gpureclaim.$pid.origins" >said || fail "another user's: not read by its name"
+        chown 0 "gpureclaim.$pid.origins"
+fi
+
 # Files of which any byte may be wrong, or the end missing: an error, or nonsense, but no crash.
 python3 -c '
 import random, subprocess, sys
