@@ -33,7 +33,8 @@ int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern, mode_
 int gr_mapped_file_open(const struct gr_mapped_file *file)
 {
         struct stat now;
-        int fd = gr_message_begin(open(file->path.text, O_WRONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+        /* To read as well: where the file system cannot take room ahead, the C library looks at what is there */
+        int fd = gr_message_begin(open(file->path.text, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
 
         if (fd < 0)
                 return -errno;

@@ -11,6 +11,7 @@
  *   sample     keeps 5120 blocks of 1 MiB from small(), 1024 of 3 MiB from medium() and ten of 64 MiB from large()
  *   coroutine  first() on a stack of its own, without an end that an unwinder knows
  *   nowhere    the same, but that stack's outermost function would return to an address that is none
+ *   stacks     keeps a block of 3000 bytes from each of 2048 stacks
  *   loading    first() in another thread, for which the constructor of the first library waits
  *   contexts   keeps ten blocks of 1 MiB in a context that it destroys, and one from second() in another
  */
@@ -69,6 +70,20 @@ static void plant(void)
                 first();
         for (int i = 0; i < 3; i++)
                 second();
+}
+
+/* Calls second() by a way that the bits of `way` tell. */
+static __attribute__((noinline)) void go(unsigned way, unsigned steps) // NOLINT(misc-no-recursion)
+{
+        if (steps == 0) {
+                second();
+        } else if (way & 1) {
+                go(way >> 1, steps - 1);
+                __asm__ volatile("nop"); /* else the two would be one place */
+        } else {
+                go(way >> 1, steps - 1);
+                __asm__ volatile("");
+        }
 }
 
 static __attribute__((noinline)) CUdeviceptr kept_by_thread(void)
@@ -210,6 +225,9 @@ int main(int argc, char **argv)
                 GR_MUST(waitpid(child, NULL, 0) != child);
         } else if (strcmp(mode, "unload") == 0 && argc == 4) {
                 use_libraries(argv + 2);
+        } else if (strcmp(mode, "stacks") == 0) {
+                for (unsigned way = 0; way < 2048; way++)
+                        go(way, 11);
         } else if (strcmp(mode, "loading") == 0 && argc == 4) {
                 second();
                 waits_while_loading = true;

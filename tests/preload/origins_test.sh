@@ -203,6 +203,17 @@ has sample "from a sample: one block in 64.000 MiB" "about "
 # Where the file cannot grow, or cannot be made, the program goes on.
 run GPURECLAIM_BACKTRACE=full sh -c "ulimit -f 70000; exec $origins threads"
 grep -q "cannot grow, later origins are lost: File too large" err && [ "$status" -eq 137 ] || fail "no room: $status"
+# A file system that cannot take room ahead, where the user may have one.
+cat >on_ramfs <<'EOF'
+mount -t ramfs none . || exit 3
+cd . && TMPDIR=$PWD GPURECLAIM_BACKTRACE=full LD_LIBRARY_PATH=$GR_TEST_SIM LD_PRELOAD=$GR_TEST_SHIM "$1" stacks
+PATH=/nowhere "$2" leaks gpureclaim.*.origins
+EOF
+if unshare -rm sh -c 'mount -t ramfs none .' 2>err; then
+        unshare -rm bash on_ramfs "$origins" "$command" >said 2>err
+        has ramfs "live: 5.859 MiB in 2048 blocks of 2048 origins"
+        grep -q "cannot grow" err && fail "ramfs: it does not grow"
+fi
 run GPURECLAIM_BACKTRACE=full env GPURECLAIM_BACKTRACE_FILE=/nowhere/at/all "$origins" killed
 grep -q "GPURECLAIM_BACKTRACE: cannot write /nowhere/at/all: No such file" err || fail "no folder: no warning"
 "$command" leaks 999999999 2>err && fail "no process: exit status 0"
