@@ -212,7 +212,9 @@ static void begin_origin(struct origin *origin, const struct gr_origins_stack *s
 /* 0 or -ENOMEM. */
 static int group(struct leaks *leaks)
 {
-        leaks->origins = calloc(leaks->block_count + 1, sizeof(*leaks->origins));
+        size_t with_blocks, at = 0;
+
+        leaks->origins = calloc(leaks->block_count + leaks->record_count + 1, sizeof(*leaks->origins));
         if (!leaks->origins)
                 return -ENOMEM;
         qsort(leaks->blocks, leaks->block_count, sizeof(*leaks->blocks), by_stack);
@@ -226,6 +228,18 @@ static int group(struct leaks *leaks)
                         begin_origin(&leaks->origins[leaks->origin_count++], stack);
                 count_block(leaks, &leaks->origins[leaks->origin_count - 1], block);
                 count_block(leaks, &leaks->whole, block);
+        }
+        /* And stacks that had some at the last look: the same lines may have others now, by another stack */
+        with_blocks = leaks->origin_count;
+        for (size_t i = 0; i < leaks->record_count; i++) {
+                const struct gr_origins_stack *stack = (const void *)record(leaks, leaks->numbers[i], GR_ORIGINS_STACK);
+
+                if (!stack)
+                        continue;
+                while (at < with_blocks && leaks->origins[at].stack < stack)
+                        at++;
+                if (stack->looked_blocks && (at == with_blocks || leaks->origins[at].stack != stack))
+                        begin_origin(&leaks->origins[leaks->origin_count++], stack);
         }
         return 0;
 }
@@ -370,9 +384,16 @@ static void merge(struct leaks *leaks)
                         leaks->origins[count++] = *origin;
                         continue;
                 }
-                to->several_threads |= origin->several_threads || origin->oldest_thread != to->oldest_thread;
-                to->oldest_ns = origin->oldest_ns < to->oldest_ns ? origin->oldest_ns : to->oldest_ns;
-                to->newest_ns = origin->newest_ns > to->newest_ns ? origin->newest_ns : to->newest_ns;
+                if (to->blocks == 0) {
+                        to->several_threads = origin->several_threads;
+                        to->oldest_thread = origin->oldest_thread;
+                        to->oldest_ns = origin->oldest_ns;
+                        to->newest_ns = origin->newest_ns;
+                } else if (origin->blocks > 0) {
+                        to->several_threads |= origin->several_threads || origin->oldest_thread != to->oldest_thread;
+                        to->oldest_ns = origin->oldest_ns < to->oldest_ns ? origin->oldest_ns : to->oldest_ns;
+                        to->newest_ns = origin->newest_ns > to->newest_ns ? origin->newest_ns : to->newest_ns;
+                }
                 to->blocks += origin->blocks;
                 to->bytes += origin->bytes;
                 to->all_blocks += origin->all_blocks;
@@ -380,8 +401,11 @@ static void merge(struct leaks *leaks)
                 to->looked_blocks += origin->looked_blocks;
                 to->looked_bytes += origin->looked_bytes;
         }
-        leaks->origin_count = count;
-        qsort(leaks->origins, count, sizeof(*leaks->origins), by_bytes);
+        leaks->origin_count = 0;
+        for (size_t i = 0; i < count; i++)
+                if (leaks->origins[i].blocks > 0)
+                        leaks->origins[leaks->origin_count++] = leaks->origins[i];
+        qsort(leaks->origins, leaks->origin_count, sizeof(*leaks->origins), by_bytes);
 }
 
 static const char *blocks(double count)

@@ -2,7 +2,8 @@
  * A program with planted leaks (origins_test.sh). `origins MODE [LIBRARY LIBRARY]`:
  *
  *   killed     first() keeps ten blocks of 1 MiB, second() three of 3000 bytes; then it kills itself
- *   until      the same; then first() keeps one more for each byte on standard input, until that ends
+ *   until      the same; then first() keeps one more for each x on standard input, and for each m moved() another one
+ *              instead of its last, until that ends
  *   threads    four threads allocate and free at once, and each keeps five blocks of 4 KiB from kept_by_thread(), and
  *              four that another thread frees; then it kills itself
  *   fork       as killed, but a child exits in between
@@ -92,6 +93,28 @@ static __attribute__((noinline)) CUdeviceptr kept_by_thread(void)
 
         GR_MUST(cuMemAlloc(&ptr, 4096));
         return ptr;
+}
+
+/* Two places on one line. */
+#define EITHER(condition, place)                                                                                       \
+        if (condition) {                                                                                               \
+                place;                                                                                                 \
+                __asm__ volatile("nop");                                                                               \
+        } else {                                                                                                       \
+                place;                                                                                                 \
+                __asm__ volatile("");                                                                                  \
+        }
+
+static __attribute__((noinline)) void moved(void)
+{
+        static CUdeviceptr last;
+        static bool is_other;
+        CUdeviceptr old = last;
+
+        is_other = !is_other;
+        EITHER(is_other, last = kept_by_thread());
+        if (old)
+                GR_MUST(cuMemFree(old));
 }
 
 static void *in_thread(void *number)
@@ -208,7 +231,7 @@ int main(int argc, char **argv)
                 printf("begun\n");
                 fflush(stdout);
                 while (read(STDIN_FILENO, &byte, 1) > 0) {
-                        first();
+                        byte == 'm' ? moved() : first();
                         printf("more\n");
                         fflush(stdout);
                 }

@@ -125,6 +125,14 @@ until [ "$(grep -c more out)" -eq 2 ]; do sleep 0.05; done
 "$command" leaks "$pid" >said
 has "until, later" "10.000 MiB in 10 blocks" "2.000 MiB in 2 blocks" "first (" "main (" "second ("
 has "until, later" ": +0 B and +0 blocks" "ago: +2.000 MiB and +2 blocks"
+# Where the same line has its blocks by another of its addresses now.
+for i in 3 4; do
+        printf m >&3
+        until [ "$(grep -c more out)" -eq $i ]; do sleep 0.05; done
+        "$command" leaks "$pid" >said
+done
+has "until, moved" "4.000 KiB in 1 block" "kept_by_thread (" "moved ("
+grep -q "4.000 KiB in 1 block; .*: +0 B and +0 blocks" said || fail "until, moved: it has not grown"
 exec 3>&-
 wait $pid
 [ -z "$(find . -name "*.origins" -name "*.$pid.*")" ] || fail "until: the file is still there"
