@@ -683,8 +683,10 @@ static bool open_left(struct leaks *leaks, unsigned long pid)
                         return true;
                 complain("leaks: %s is another user's; to read it all the same: gpureclaim leaks %s", path, path);
                 close(leaks->fd);
-                leaks->fd = -1;
+                errno = EPERM;
+                return false;
         }
+        errno = ENOENT;
         return false;
 }
 
@@ -706,9 +708,10 @@ static bool open_file(struct leaks *leaks, const char *what)
         }
         if (open_left(leaks, pid))
                 return true;
-        complain("leaks: process %lu does not note where it allocates; start it with GPURECLAIM_BACKTRACE=sample or "
-                 "full",
-                 pid);
+        if (errno != EPERM)
+                complain("leaks: process %lu does not note where it allocates; start it with "
+                         "GPURECLAIM_BACKTRACE=sample or full",
+                         pid);
         return false;
 }
 

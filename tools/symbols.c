@@ -207,7 +207,8 @@ void symbols_name(const char *path, const uint8_t *build_id, size_t build_id_byt
         bool opened = open_elf(path, &elf), usable = opened && !is_another(&elf, build_id, build_id_bytes);
 
         memset(ret, 0, count * sizeof(*ret));
-        for (size_t i = 0; usable && i < count; i += ADDRESSES_MOST)
+        /* Not where the tool would take it for the name of a file with more arguments */
+        for (size_t i = 0; usable && path[0] != '@' && i < count; i += ADDRESSES_MOST)
                 run_tool(path, addresses + i, count - i < ADDRESSES_MOST ? count - i : ADDRESSES_MOST, ret + i);
         for (size_t i = 0; i < count; i++) {
                 struct place *last;

@@ -80,7 +80,7 @@ assert second["last_look_blocks"] == 3 and second["frames"][0]["line"] == int(sy
 if [ "$(id -u)" -eq 0 ]; then
         chown 65534 "gpureclaim.$pid.origins"
         "$command" leaks "$pid" >said 2>err && fail "another user's: read by the process"
-        grep -q "is another user's" err || fail "another user's: not said"
+        grep -q "is another user's" err && [ "$(wc -l <err)" -eq 1 ] || fail "another user's: not said"
         "$command" leaks "gpureclaim.$pid.origins" >said || fail "another user's: not read by its name"
         chown 0 "gpureclaim.$pid.origins"
 fi
@@ -109,6 +109,26 @@ for i in range(300):
     done = subprocess.run([command, "leaks", "wrong"], env={"PATH": "/nowhere"}, capture_output=True)
     assert done.returncode in (0, 1), (i, done)
 ' "$command" "gpureclaim.$pid.origins" || fail "files that are wrong"
+
+# A library whose name is a list of arguments for the tools that name lines: they are not given it.
+mkdir tools
+printf '#!/bin/sh\necho "$*" >>%s/arguments\n' "$folder" >tools/addr2line
+chmod +x tools/addr2line
+cp "$origins" @list
+python3 -c '
+import sys
+with open(sys.argv[1], "rb") as file:
+    head = file.read(16384)
+    file.seek(int.from_bytes(head[16:24], "little"))
+    blocks = file.read(4096)
+with open("list", "wb") as file:
+    file.write(head.replace(sys.argv[2].encode() + bytes(1), b"@list" + bytes(len(sys.argv[2]) - 4)))
+    file.seek(int.from_bytes(head[16:24], "little"))
+    file.write(blocks)
+' "gpureclaim.$pid.origins" "$origins"
+PATH=$folder/tools:$PATH "$command" leaks list >said
+has "list" "first (@list+0x"
+grep -qs " @list" arguments && fail "list: given to the tool"
 
 # While it runs, with what was added between two looks. The file goes when the process exits.
 mkfifo fifo
