@@ -31,6 +31,7 @@ struct origin {
         const struct gr_origins_stack *stack; /* NULL: those whose stack is not known */
         uint64_t blocks, bytes;               /* that are in the file */
         double all_blocks, all_bytes;         /* that there are, by these: more where only a sample is noted */
+        double variance;                      /* of all_bytes, estimated from the sample */
         double looked_blocks, looked_bytes;   /* that there were at the last look */
         uint64_t oldest_ns, newest_ns;
         uint32_t oldest_thread;
@@ -50,6 +51,7 @@ struct leaks {
         struct gr_origins_block *blocks;
         size_t block_count;
         struct origin *origins, whole;
+        uint64_t most_sample_bytes; /* of all blocks */
         size_t origin_count;
         uint64_t now_ns; /* since the file began; 0: the program is not running */
 };
@@ -167,10 +169,10 @@ static int read_file(struct leaks *leaks)
         return leaks->blocks && leaks->records ? read_records(leaks) : -ENOMEM;
 }
 
-static void count_block(const struct leaks *leaks, struct origin *origin, const struct gr_origins_block *block)
+static void count_block(struct origin *origin, const struct gr_origins_block *block)
 {
-        double bytes = (double)block->bytes, sample = (double)leaks->header.sample_bytes;
-        /* By the chance that a block of its size is noted */
+        double bytes = (double)block->bytes, sample = (double)block->sample_bytes;
+        /* By the chance that a block of its size is noted (Horvitz and Thompson) */
         double each = bytes > 0 && bytes < sample ? 1 / -expm1(-bytes / sample) : 1;
 
         if (origin->blocks == 0 || block->time_ns < origin->oldest_ns)
@@ -184,6 +186,7 @@ static void count_block(const struct leaks *leaks, struct origin *origin, const 
         origin->bytes += block->bytes;
         origin->all_blocks += each;
         origin->all_bytes += each * bytes;
+        origin->variance += each * (each - 1) * bytes * bytes;
 }
 
 static int by_stack(const void *a, const void *b)
@@ -226,8 +229,10 @@ static int group(struct leaks *leaks)
                         continue;
                 if (leaks->origin_count == 0 || leaks->origins[leaks->origin_count - 1].stack != stack)
                         begin_origin(&leaks->origins[leaks->origin_count++], stack);
-                count_block(leaks, &leaks->origins[leaks->origin_count - 1], block);
-                count_block(leaks, &leaks->whole, block);
+                count_block(&leaks->origins[leaks->origin_count - 1], block);
+                count_block(&leaks->whole, block);
+                if (block->sample_bytes > leaks->most_sample_bytes)
+                        leaks->most_sample_bytes = block->sample_bytes;
         }
         /* And stacks that had some at the last look: the same lines may have others now, by another stack */
         with_blocks = leaks->origin_count;
@@ -398,6 +403,7 @@ static void merge(struct leaks *leaks)
                 to->bytes += origin->bytes;
                 to->all_blocks += origin->all_blocks;
                 to->all_bytes += origin->all_bytes;
+                to->variance += origin->variance;
                 to->looked_blocks += origin->looked_blocks;
                 to->looked_bytes += origin->looked_bytes;
         }
@@ -507,9 +513,13 @@ static void print_leaks(const struct leaks *leaks, size_t shown)
         printf("\n  live: ");
         print_amount(leaks, leaks->whole.all_bytes, leaks->whole.all_blocks);
         printf(" of %zu origin%s\n", leaks->origin_count, leaks->origin_count == 1 ? "" : "s");
-        if (leaks->header.sample_bytes)
-                printf("  from a sample: one block in %s; all that are as large\n",
-                       gr_size_format(leaks->header.sample_bytes, a, sizeof(a)));
+        if (leaks->header.sample_bytes) {
+                printf("  from a sample: one block in %s", gr_size_format(leaks->header.sample_bytes, a, sizeof(a)));
+                if (leaks->most_sample_bytes > leaks->header.sample_bytes)
+                        printf(" to %s", gr_size_format(leaks->most_sample_bytes, a, sizeof(a)));
+                printf("; off by about %.0f %%\n",
+                       leaks->whole.all_bytes > 0 ? 100 * sqrt(leaks->whole.variance) / leaks->whole.all_bytes : 0);
+        }
         if (leaks->header.lost_blocks > 0)
                 printf("  not here: %" PRIu64 " blocks, for which the file had no room\n", leaks->header.lost_blocks);
         for (size_t i = 0; i < shown; i++) {
@@ -531,6 +541,7 @@ static void write_origin(struct gr_json *json, const struct leaks *leaks, const 
         gr_json_object(json, NULL);
         gr_json_number(json, "bytes", "%.0f", origin->all_bytes);
         gr_json_number(json, "blocks", "%.0f", origin->all_blocks);
+        gr_json_number(json, "error_bytes", "%.0f", sqrt(origin->variance));
         gr_json_count(json, "noted_bytes", origin->bytes);
         gr_json_count(json, "noted_blocks", origin->blocks);
         gr_json_count(json, "oldest_ns", origin->oldest_ns);
@@ -579,6 +590,7 @@ static void write_leaks(const struct leaks *leaks)
         gr_json_count(&json, "sample_bytes", leaks->header.sample_bytes);
         gr_json_number(&json, "bytes", "%.0f", leaks->whole.all_bytes);
         gr_json_number(&json, "blocks", "%.0f", leaks->whole.all_blocks);
+        gr_json_number(&json, "error_bytes", "%.0f", sqrt(leaks->whole.variance));
         gr_json_count(&json, "lost_blocks", leaks->header.lost_blocks);
         gr_json_array(&json, "origins");
         for (size_t i = 0; i < leaks->origin_count; i++)

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define GR_ORIGINS_MAGIC       "GRORIGN" /* with its NUL */
-#define GR_ORIGINS_VERSION     1
+#define GR_ORIGINS_VERSION     2
 #define GR_ORIGINS_SUFFIX      ".origins"
 #define GR_ORIGINS_RECORDS_MAX ((size_t)64 << 20) /* bytes */
 #define GR_ORIGINS_BLOCKS_MAX  ((size_t)4 << 20)
@@ -58,6 +58,8 @@ struct gr_origins_block {
         uint64_t time_ns; /* since the file began */
         uint32_t thread;
         uint32_t stack; /* record; 0: not known, as there was no more room */
+        /* When it was noted, blocks of so many bytes or more were noted all, smaller ones by chance; 0: all were. */
+        uint64_t sample_bytes;
 };
 
 struct gr_origins_header {
@@ -65,7 +67,7 @@ struct gr_origins_header {
         uint32_t version, header_bytes;
         uint64_t blocks_at, pid, began_ns; /* by the clock of the day, since 1970 */
         uint64_t began_monotonic_ns;
-        uint64_t sample_bytes; /* each block of so many bytes or more is here, smaller ones by chance; 0: all */
+        uint64_t sample_bytes;          /* the least of all blocks' */
         _Atomic uint64_t records_bytes; /* with the header */
         _Atomic uint64_t blocks;        /* places for them */
         _Atomic uint64_t lost_blocks;   /* there was no room for them */
@@ -74,7 +76,7 @@ struct gr_origins_header {
         char rest[2984];
 };
 
-_Static_assert(sizeof(struct gr_origins_header) == 4096 && sizeof(struct gr_origins_block) == 32 &&
+_Static_assert(sizeof(struct gr_origins_header) == 4096 && sizeof(struct gr_origins_block) == 40 &&
                        sizeof(struct gr_origins_module) == 48,
                "as files have it");
 

@@ -22,7 +22,15 @@
 #include "system/mapped_file.h"
 #include "system/messages.h"
 
+/*
+ * A sample is one block in so many bytes: fewer while a thread spends more than 1 / COST_MOST of its time on stacks, and
+ * more again below 1 / COST_LEAST. A large program's stack takes some 10 us, and 75 when the unwinder's tables have left
+ * the processor's caches meanwhile (measurements.md, stack-cost), while it may allocate 64 GiB in a second.
+ */
 #define SAMPLE_BYTES ((uint64_t)64 << 20)
+#define SAMPLE_MOST  ((uint64_t)16 << 30)
+#define COST_MOST    64
+#define COST_LEAST   256
 #define BLOCKS_AT    (sizeof(struct gr_origins_header) + GR_ORIGINS_RECORDS_MAX)
 #define MAPPED_BYTES (BLOCKS_AT + GR_ORIGINS_BLOCKS_MAX * sizeof(struct gr_origins_block))
 #define STEP         ((size_t)256 << 10) /* bytes that each part of the file grows by */
@@ -52,7 +60,9 @@ static _Atomic size_t records_room, blocks_room; /* bytes that the file has for 
 /* Which allocations of the thread are noted. */
 static _Thread_local struct {
         uint64_t seed;
-        int64_t left; /* bytes until the next one */
+        uint64_t sample_bytes; /* 0: none yet */
+        int64_t left;          /* bytes until the next one */
+        uint64_t noted_ns;     /* when the last one was noted */
 } own __attribute__((tls_model("initial-exec")));
 
 /*
@@ -142,21 +152,59 @@ static int64_t draw(void)
                         length++;
                 }
                 if (length % 2 == 1)
-                        return (int64_t)(SAMPLE_BYTES * whole + (SAMPLE_BYTES * first >> 32));
+                        return (int64_t)(own.sample_bytes * whole + ((own.sample_bytes >> 12) * first >> 20));
         }
 }
 
 static bool is_sampled(size_t bytes)
 {
-        if (gr_options.backtrace == GR_BACKTRACE_FULL || bytes >= SAMPLE_BYTES)
+        if (gr_options.backtrace == GR_BACKTRACE_FULL)
                 return true;
-        if (!own.seed)
+        if (!own.sample_bytes) {
+                own.sample_bytes = SAMPLE_BYTES;
                 own.left = draw();
+        }
+        if (bytes >= own.sample_bytes)
+                return true;
         own.left -= (int64_t)bytes;
         if (own.left >= 0)
                 return false;
         own.left = draw();
         return true;
+}
+
+static uint64_t thread_ns(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/*
+ * The stack of a block that is noted. Of a sample, it also sets how many bytes the thread's next one is for. That the
+ * chance of each byte does not depend on what came before makes it right to draw anew at any time.
+ */
+static uint32_t stack_here(const struct gr_stack_file *stack_file)
+{
+        uint64_t since_ns, cost_ns, sample_bytes = own.sample_bytes;
+        uint32_t stack;
+
+        if (!sample_bytes)
+                return gr_stack_here(stack_file);
+        cost_ns = thread_ns();
+        stack = gr_stack_here(stack_file);
+        cost_ns = thread_ns() - cost_ns;
+        since_ns = own.noted_ns;
+        own.noted_ns = gr_driver.now_ns();
+        since_ns = own.noted_ns - since_ns;
+        if (cost_ns > since_ns / COST_MOST && sample_bytes < SAMPLE_MOST)
+                own.sample_bytes *= 2;
+        else if (cost_ns < since_ns / COST_LEAST && sample_bytes > SAMPLE_BYTES)
+                own.sample_bytes /= 2;
+        if (own.sample_bytes != sample_bytes)
+                own.left = draw();
+        return stack;
 }
 
 static size_t list_of(uint64_t address)
@@ -195,13 +243,15 @@ void gr_origins_add(uint64_t address, size_t bytes)
         size_t list = list_of(address);
         struct part *part = &parts[list % LOCKS];
         struct gr_origins_block *block;
+        uint64_t sample_bytes;
         uint32_t stack, at;
 
         if (!is_sampled(bytes))
                 return;
         if (!thread)
                 thread = (uint32_t)syscall(SYS_gettid);
-        stack = gr_stack_here(&stack_file);
+        sample_bytes = own.sample_bytes;
+        stack = stack_here(&stack_file);
         gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
         at = search(list, address); /* it went with its context, and nobody freed it */
         if (!at) {
@@ -227,6 +277,7 @@ void gr_origins_add(uint64_t address, size_t bytes)
         block->time_ns = gr_driver.now_ns() - header->began_monotonic_ns;
         block->thread = thread;
         block->stack = stack;
+        block->sample_bytes = sample_bytes;
         atomic_store_explicit(&block->address, address, memory_order_release);
         gr_spin_unlock(&part->lock, GR_RANK_ORIGINS_FILE);
 }

@@ -9,7 +9,8 @@
  *   fork       as killed, but a child exits in between
  *   unload     keeps a block from plant() of the first library and closes that, then the same with the second one; says
  *              whether they were at the same address
- *   sample     keeps 5120 blocks of 1 MiB from small(), 1024 of 3 MiB from medium() and ten of 64 MiB from large()
+ *   sample     keeps ten blocks of 64 MiB from large(), 5120 of 1 MiB from small() and 1024 of 3 MiB from medium()
+ *   deep       keeps 5120 blocks of 1 MiB from small(), 100 calls deep
  *   coroutine  first() on a stack of its own, without an end that an unwinder knows
  *   nowhere    the same, but that stack's outermost function would return to an address that is none
  *   stacks     keeps a block of 3000 bytes from each of 2048 stacks
@@ -202,6 +203,15 @@ static __attribute__((noinline)) void small(void)
         GR_MUST(cuMemAlloc(&ptr, MIB));
 }
 
+static __attribute__((noinline)) void deep(int calls)
+{
+        if (calls > 0)
+                deep(calls - 1);
+        else
+                small();
+        __asm__ volatile(""); /* no tail call */
+}
+
 static __attribute__((noinline)) void medium(void)
 {
         CUdeviceptr ptr;
@@ -256,13 +266,19 @@ int main(int argc, char **argv)
                 waits_while_loading = true;
                 GR_MUST(!dlopen(argv[2], RTLD_NOW | RTLD_LOCAL));
         } else if (strcmp(mode, "sample") == 0) {
+                for (int i = 0; i < 10; i++) {
+                        usleep(20000); /* much longer than 64 stacks take, so all are noted */
+                        large();
+                }
                 for (int i = 0; i < 5120; i++) { /* 64 MiB are a multiple of the period */
+                        usleep(50);              /* or hardly any would be noted */
                         small();
                         if (i % 5 == 0)
                                 medium();
                 }
-                for (int i = 0; i < 10; i++)
-                        large();
+        } else if (strcmp(mode, "deep") == 0) {
+                for (int i = 0; i < 5120; i++)
+                        deep(100);
         } else if (strcmp(mode, "coroutine") == 0 || strcmp(mode, "nowhere") == 0) {
                 static char stack[65536] __attribute__((aligned(16)));
 
