@@ -634,7 +634,15 @@ static void note_look(const struct leaks *leaks)
 static bool try_open(struct leaks *leaks, const char *path)
 {
         char magic[sizeof(leaks->header.magic)];
+        struct stat about;
 
+        leaks->fd = -1;
+        if (stat(path, &about) != 0)
+                return false;
+        if (!S_ISREG(about.st_mode)) { /* a process has devices mapped, too, and to open one may do something */
+                errno = EINVAL;
+                return false;
+        }
         leaks->fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
         leaks->writable = leaks->fd >= 0;
         if (leaks->fd < 0)

@@ -72,10 +72,14 @@ static _Thread_local struct {
 static int take_room(int fd, size_t at, size_t bytes)
 {
         struct rlimit most;
+        int rc;
 
         if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < at + bytes)
                 return -EFBIG;
-        return -posix_fallocate(fd, (off_t)at, (off_t)bytes);
+        do
+                rc = posix_fallocate(fd, (off_t)at, (off_t)bytes);
+        while (rc == EINTR);
+        return -rc;
 }
 
 /* Makes one part of the file reach to `end` bytes, if it may still grow. begin: of the part. Whether it does. */
