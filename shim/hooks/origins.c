@@ -24,8 +24,8 @@
 
 /*
  * A sample is one block in so many bytes: fewer while a thread spends more than 1 / COST_MOST of its time on stacks,
- * and more again below 1 / COST_LEAST. A large program's stack takes some 10 us, and 75 when the unwinder's tables have
- * left the processor's caches meanwhile (measurements.md, stack-cost), while it may allocate 64 GiB in a second.
+ * and more again below 1 / COST_LEAST. A large program may allocate 64 GiB in a second, and its stacks take 10 us and
+ * more each (measurements.md, stack-cost).
  */
 #define SAMPLE_BYTES ((uint64_t)64 << 20)
 #define SAMPLE_MOST  ((uint64_t)16 << 30)
