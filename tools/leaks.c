@@ -17,6 +17,7 @@
 #include "base/size.h"
 #include "command.h"
 #include "symbols.h"
+#include "trace.h"
 
 #define SHOWN 10 /* origins, unless all are asked for */
 
@@ -148,9 +149,7 @@ static int read_file(struct leaks *leaks)
                 return -EINVAL;
         if (leaks->header.version != GR_ORIGINS_VERSION || leaks->header.header_bytes != sizeof(leaks->header))
                 return -EPROTONOSUPPORT;
-        leaks->header.command[sizeof(leaks->header.command) - 1] = '\0';
-        for (size_t end = sizeof(leaks->header.command) - 1; end > 0 && !leaks->header.command[end - 1];)
-                leaks->header.command[--end] = '\0';
+        gr_trace_make_text(leaks->header.command, sizeof(leaks->header.command));
         /* The blocks first: each names a stack that is among the records by then */
         most = leaks->header.blocks_at < (uint64_t)about.st_size
                        ? ((uint64_t)about.st_size - leaks->header.blocks_at) / sizeof(*leaks->blocks)
@@ -502,15 +501,8 @@ static void print_leaks(const struct leaks *leaks, size_t shown)
 {
         double rest_bytes = leaks->whole.all_bytes, rest_blocks = leaks->whole.all_blocks;
         char a[GR_SIZE_TEXT_BYTES];
-        char command[sizeof(leaks->header.command)];
 
-        memcpy(command, leaks->header.command, sizeof(command));
-        for (size_t i = 0; i + 1 < sizeof(command) && (command[i] || command[i + 1]); i++)
-                if (!command[i])
-                        command[i] = ' ';
-        printf("process %" PRIu64 ", ", leaks->header.pid);
-        print_text(command);
-        printf("\n  live: ");
+        printf("process %" PRIu64 ", %s\n  live: ", leaks->header.pid, leaks->header.command);
         print_amount(leaks, leaks->whole.all_bytes, leaks->whole.all_blocks);
         printf(" of %zu origin%s\n", leaks->origin_count, leaks->origin_count == 1 ? "" : "s");
         if (leaks->header.sample_bytes) {

@@ -21,6 +21,7 @@
 #include "system/environment.h"
 #include "system/mapped_file.h"
 #include "system/messages.h"
+#include "system/platform.h"
 
 /*
  * A sample is one block in so many bytes: fewer while a thread spends more than 1 / COST_MOST of its time on stacks,
@@ -177,14 +178,6 @@ static bool is_sampled(size_t bytes)
         return true;
 }
 
-static uint64_t thread_ns(void)
-{
-        struct timespec now;
-
-        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /*
  * The stack of a block that is noted. Of a sample, it also sets how many bytes the thread's next one is for. That the
  * chance of each byte does not depend on what came before makes it right to draw anew at any time.
@@ -196,9 +189,9 @@ static uint32_t stack_here(const struct gr_stack_file *stack_file)
 
         if (!sample_bytes)
                 return gr_stack_here(stack_file);
-        cost_ns = thread_ns();
+        cost_ns = gr_platform_thread_ns();
         stack = gr_stack_here(stack_file);
-        cost_ns = thread_ns() - cost_ns;
+        cost_ns = gr_platform_thread_ns() - cost_ns;
         since_ns = own.noted_ns;
         own.noted_ns = gr_driver.now_ns();
         since_ns = own.noted_ns - since_ns;

@@ -71,6 +71,7 @@ has "killed, no tools" "first (origins+0x" "second (origins+0x"
 import json, sys
 about = json.load(sys.stdin)
 assert about["bytes"] == 10 * 2**20 + 9000 and about["blocks"] == 13 and about["sample_bytes"] == 0, about
+assert about["program"].endswith("origins killed"), about["program"]
 first, second = about["origins"]
 assert first["frames"][0]["function"] == "first" and first["bytes"] == 10 * 2**20, first
 assert second["last_look_blocks"] == 3 and second["frames"][0]["line"] == int(sys.argv[1]), second

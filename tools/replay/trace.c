@@ -301,8 +301,7 @@ static int read_entries(struct reader *reader, FILE *file)
         return rc;
 }
 
-/* One text of words that each end in a NUL; the file may contain anything. */
-static void make_text(char *text, size_t bytes)
+void gr_trace_make_text(char *text, size_t bytes)
 {
         text[--bytes] = '\0';
         while (bytes > 0 && text[bytes - 1] == '\0')
@@ -326,9 +325,9 @@ static int read_file(struct reader *reader, FILE *file, size_t *ret_line)
         if (header->version != GR_TRACE_VERSION || header->header_bytes != sizeof(*header) ||
             header->entry_bytes != sizeof(struct gr_trace_entry) || header->batch_entries != GR_TRACE_BATCH)
                 return -EPROTONOSUPPORT;
-        make_text(header->command, sizeof(header->command));
+        gr_trace_make_text(header->command, sizeof(header->command));
         for (int i = 0; i < GR_TRACE_DEVICES; i++)
-                make_text(header->devices[i], sizeof(header->devices[i]));
+                gr_trace_make_text(header->devices[i], sizeof(header->devices[i]));
         reader->trace.begin_is_missing = header->claimed > header->ring;
         return read_entries(reader, file);
 }

@@ -57,4 +57,7 @@ struct gr_trace {
 int gr_trace_read(const char *path, struct gr_trace *ret, size_t *ret_line);
 void gr_trace_free(struct gr_trace *trace);
 
+/* Makes one text, with its NUL, of words in a file's header that each end in a NUL. They may be any bytes. */
+void gr_trace_make_text(char *text, size_t bytes);
+
 #endif
