@@ -319,6 +319,23 @@ static uint64_t least_to_map(struct gr_context *context, size_t bytes)
         return least_bytes;
 }
 
+/*
+ * How much to map in graph segments for a request that lacks less. The memory held stays about the same, because a
+ * graph of the next size soon uses the rest, and each mapping saved is time of a capture (docs/measurements.md,
+ * graph-moves). 0: only what it lacks. Lock not held.
+ */
+static uint64_t least_to_map_for_graph(struct gr_context *context, size_t bytes)
+{
+        uint64_t reserved = atomic_load(&context->device->reserved_bytes), least_bytes;
+
+        if (gr_is_small(bytes) || atomic_load(&context->split->extra_refused))
+                return 0;
+        gr_lock(&context->split->lock);
+        least_bytes = gr_page_down(gr_min(gr_slack_ahead_for_graph(context, bytes), EXTRA_MOST_BYTES));
+        gr_unlock(&context->split->lock);
+        return gr_budget_cache_room(context->device) < least_bytes + reserved / EXTRA_ROOM_SHARE ? 0 : least_bytes;
+}
+
 /* Whether the driver refused as much a moment ago, and has no more free memory now by its own figure. Lock not held. */
 static bool was_refused(struct gr_context *context, uint64_t bytes)
 {
@@ -386,8 +403,8 @@ static int map_all_holes(struct gr_context *context, struct gr_range *range, uin
 struct growth {
         struct gr_range *range; /* busy */
         uint64_t lack_bytes;    /* how much is still to be mapped for it */
+        uint64_t ahead_bytes;   /* of these, how much the request does not need, at the end */
         bool graph;             /* in a graph segment: memory in graphs can only move, some of it at a time */
-        bool wider;             /* more is mapped than the request lacks */
         bool room;              /* graph: the slack has room, so memory need not move */
 };
 
@@ -412,12 +429,13 @@ static int claim(struct gr_context *context, enum gr_expandable_kind kind, size_
         if (!split->expandable[kind] || !choose(split->expandable[kind], bytes, &place)) {
                 rc = -ENOSPC;
         } else {
+                uint64_t needed_bytes = place.hole_bytes;
                 size_t place_bytes = least_bytes > 0 ? widen(&place, bytes, least_bytes) : bytes;
 
                 growth->range = claim_place(split, &place, place_bytes);
                 growth->lack_bytes = place.hole_bytes;
                 growth->graph = gr_is_graph_kind(kind);
-                growth->wider = place_bytes > bytes;
+                growth->ahead_bytes = place.hole_bytes - needed_bytes;
                 growth->room = growth->graph && gr_slack_has_room_for_graph(context, bytes, place.hole_bytes);
                 if (growth->range)
                         split->busy++;
@@ -428,14 +446,39 @@ static int claim(struct gr_context *context, enum gr_expandable_kind kind, size_
         return rc;
 }
 
+/* Makes what is not mapped at the end of a busy range a hole again. False: out of memory, and nothing has changed. */
+static bool give_end(struct gr_split *split, struct gr_range *range)
+{
+        uint64_t at = gr_page_up(gr_range_end(range));
+        struct gr_range *rest = NULL;
+
+        while (at > range->block.ptr && !gr_page_is_mapped(gr_page_at(range->segment, at - GR_PAGE_BYTES)))
+                at -= GR_PAGE_BYTES;
+        if (at > range->block.ptr && at < gr_range_end(range)) {
+                rest = gr_range_cut(range, at - range->block.ptr);
+                if (!rest)
+                        return false;
+                gr_extent_settle(split, rest, GR_RANGE_FREE);
+        }
+        return true;
+}
+
 /*
  * Moves free memory to the place, where the footprint should not grow. To move memory costs less in the driver than to
  * return some and map some, and need not wait for work. Lock not held.
  */
 static void move_memory(struct gr_context *context, size_t bytes, struct growth *growth)
 {
+        struct gr_split *split = context->split;
+
         if (growth->graph) {
-                growth->lack_bytes = gr_remap_fill(context, growth->range, growth->lack_bytes, !growth->room);
+                growth->lack_bytes =
+                        gr_remap_fill(context, growth->range, growth->lack_bytes - growth->ahead_bytes, !growth->room);
+                gr_lock(&split->lock);
+                if (growth->lack_bytes == 0 && growth->ahead_bytes > 0 && give_end(split, growth->range))
+                        growth->ahead_bytes = 0;
+                gr_unlock(&split->lock);
+                growth->lack_bytes += growth->ahead_bytes;
         } else if (!gr_slack_has_room(context, bytes, growth->lack_bytes)) {
                 uint64_t begin_ns = context->core->driver->now_ns();
 
@@ -450,10 +493,10 @@ static void move_memory(struct gr_context *context, size_t bytes, struct growth 
 static int map_memory(struct gr_context *context, uint64_t least_bytes, struct growth *growth, uint64_t *ret_bytes)
 {
         struct gr_range *range = growth->range;
-        int rc = growth->wider ? map_holes(context, range, least_bytes, ret_bytes)
-                               : map_all_holes(context, range, growth->lack_bytes, ret_bytes);
+        int rc = growth->ahead_bytes > 0 ? map_holes(context, range, least_bytes, ret_bytes)
+                                         : map_all_holes(context, range, growth->lack_bytes, ret_bytes);
 
-        while (growth->graph && (rc == -ENOMEM || rc == -EDQUOT)) {
+        while (growth->graph && growth->ahead_bytes == 0 && (rc == -ENOMEM || rc == -EDQUOT)) {
                 uint64_t left_bytes;
 
                 growth->lack_bytes -= *ret_bytes; /* what had moved here may have gone back, too */
@@ -496,27 +539,10 @@ static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t
                         rc = -ENOMEM;
         } else {
                 gr_extent_settle(split, growth.range, GR_RANGE_FREE);
-                rc = growth.wider ? -EAGAIN : rc;
+                rc = growth.ahead_bytes > 0 ? -EAGAIN : rc;
         }
         gr_unlock(&split->lock);
         return rc;
-}
-
-/* Makes what is not mapped at the end of a busy range a hole again. False: out of memory, and nothing has changed. */
-static bool give_end(struct gr_split *split, struct gr_range *range)
-{
-        uint64_t at = gr_page_up(gr_range_end(range));
-        struct gr_range *rest = NULL;
-
-        while (at > range->block.ptr && !gr_page_is_mapped(gr_page_at(range->segment, at - GR_PAGE_BYTES)))
-                at -= GR_PAGE_BYTES;
-        if (at > range->block.ptr && at < gr_range_end(range)) {
-                rest = gr_range_cut(range, at - range->block.ptr);
-                if (!rest)
-                        return false;
-                gr_extent_settle(split, rest, GR_RANGE_FREE);
-        }
-        return true;
 }
 
 /*
@@ -567,14 +593,18 @@ static int grow_by_moves(struct gr_context *context, enum gr_expandable_kind kin
 int gr_expandable_grow(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes,
                        struct gr_block **ret_block)
 {
-        int rc = grow(context, kind, bytes, gr_is_graph_kind(kind) ? 0 : least_to_map(context, bytes), ret_block);
+        uint64_t least_bytes =
+                gr_is_graph_kind(kind) ? least_to_map_for_graph(context, bytes) : least_to_map(context, bytes);
+        int rc = grow(context, kind, bytes, least_bytes, ret_block);
         bool little = bytes <= atomic_load(&context->device->reserved_bytes) / EXTRA_ROOM_SHARE;
 
         /* Where a large request fails for lack of memory, there may still be enough for a little more. */
         if (rc == -EAGAIN || (rc == -ENOMEM && little))
                 atomic_store(&context->split->extra_refused, true);
+        if (rc == -EAGAIN)
+                rc = grow(context, kind, bytes, 0, ret_block);
         if (gr_is_graph_kind(kind) && (rc == -ENOMEM || rc == -EDQUOT) &&
             gr_budget_returnable(context->device) < bytes && grow_by_moves(context, kind, bytes, ret_block) == 0)
-                return 0;
-        return rc == -EAGAIN ? grow(context, kind, bytes, 0, ret_block) : rc;
+                rc = 0;
+        return rc;
 }

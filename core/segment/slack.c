@@ -25,6 +25,7 @@
  */
 #define GRAPH_SHARE       3
 #define GRAPH_LEAST_BYTES (UINT64_C(16) << 20)
+#define GRAPH_AHEAD_SHARE 7                 /* how much may be mapped above it before it is needed */
 #define CREDIT_MOST_NS    UINT64_C(4000000) /* what can be saved up for better fits */
 #define CREDIT_SHARE      32                /* 1/32 of all time may be spent on better fits */
 #define CREDIT_DEBT_NS    UINT64_C(4000000) /* each time so much is overspent, the share above the peak doubles */
@@ -180,17 +181,38 @@ void gr_slack_spend(struct gr_context *context, uint64_t spent_ns)
         credit(context, spent_ns);
 }
 
-bool gr_slack_has_room_for_graph(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+/* The most that graphs used at a time, or will with this request. The split's lock is held. */
+static uint64_t graph_peak(const struct gr_split *split, size_t request_bytes)
 {
-        const struct gr_split *split = context->split;
-        uint64_t peak = gr_max(split->graph_peak_bytes, split->graph_used_bytes + request_bytes);
-        uint64_t mapped_bytes = growth_bytes; /* in these segments only: other graphs may have memory elsewhere */
+        gr_assert_locked(&split->lock);
+        return gr_max(split->graph_peak_bytes, split->graph_used_bytes + request_bytes);
+}
+
+/* In these segments only: other graphs may have memory elsewhere. The split's lock is held. */
+static uint64_t mapped_for_graphs(const struct gr_split *split)
+{
+        uint64_t mapped_bytes = 0;
 
         gr_assert_locked(&split->lock);
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
                 if (split->expandable[kind])
                         mapped_bytes += atomic_load(&split->expandable[kind]->mapped_bytes);
-        return mapped_bytes <= peak + gr_max(peak / GRAPH_SHARE, GRAPH_LEAST_BYTES);
+        return mapped_bytes;
+}
+
+bool gr_slack_has_room_for_graph(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+{
+        uint64_t peak = graph_peak(context->split, request_bytes);
+
+        return mapped_for_graphs(context->split) + growth_bytes <= peak + gr_max(peak / GRAPH_SHARE, GRAPH_LEAST_BYTES);
+}
+
+uint64_t gr_slack_ahead_for_graph(struct gr_context *context, size_t request_bytes)
+{
+        uint64_t peak = graph_peak(context->split, request_bytes), most_bytes = peak + peak / GRAPH_AHEAD_SHARE;
+        uint64_t mapped_bytes = mapped_for_graphs(context->split);
+
+        return mapped_bytes < most_bytes ? most_bytes - mapped_bytes : 0;
 }
 
 /*

@@ -38,6 +38,12 @@ bool gr_slack_is_exceeded_recently(struct gr_context *context, size_t request_by
  */
 bool gr_slack_has_room_for_graph(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
+/*
+ * How much may be mapped in graph segments at once for a request that lacks less. 0: only what it lacks. The split's
+ * lock is held.
+ */
+uint64_t gr_slack_ahead_for_graph(struct gr_context *context, size_t request_bytes);
+
 /* Notes that spent_ns were spent on a better fit. */
 void gr_slack_spend(struct gr_context *context, uint64_t spent_ns);
 

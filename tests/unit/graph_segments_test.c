@@ -293,6 +293,56 @@ static void test_grows_beside_others(void)
         end();
 }
 
+/*
+ * For a request that lacks less, a seventh more is mapped at once than graphs use: not where a limit is near, where the
+ * driver refuses it, or where what is cached can move there.
+ */
+static void test_maps_ahead(void)
+{
+        static const struct {
+                uint64_t limit, cached; /* MiB; 0: none */
+                bool refused;
+                uint64_t moved, reserved;
+        } rows[] = {
+                {.reserved = 160},
+                {.limit = 179, .reserved = 160},
+                {.limit = 177, .reserved = 142},
+                {.refused = true, .reserved = 142},
+                {.cached = 12, .moved = 2, .reserved = 152},
+        };
+
+        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+                uint64_t ptr;
+
+                begin();
+                give(take(140 * MIB), 0);
+                next_graph();
+                if (rows[i].cached)
+                        gpu_give(gpu_take(rows[i].cached * MIB), rows[i].cached * MIB);
+                settle();
+                atomic_store(&context->split->extra_refused, false);
+                if (rows[i].limit)
+                        gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, rows[i].limit * MIB);
+                if (rows[i].refused)
+                        sg_fail(SG_MEM_MAP, 1, 1, -ENOMEM);
+                ptr = take(141 * MIB);
+                GR_CHECK(ptr != 0);
+                GR_CHECK_EQ(gpu_device()->reserved_bytes, rows[i].reserved * MIB);
+                GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), rows[i].moved * MIB);
+                GR_CHECK_EQ(sg_used_bytes(0), rows[i].reserved * MIB);
+                give(ptr, 0);
+                next_graph();
+                if (rows[i].reserved == 160) {
+                        sg_fail(SG_MEM_MAP, 1, 100, -ENOMEM);
+                        give(take(160 * MIB), 0);
+                        sg_fail(SG_MEM_MAP, 0, 0, 0);
+                        next_graph();
+                }
+                last_graph_goes();
+                end();
+        }
+}
+
 /* There are addresses for many moves, as old ones stay. What moves is not in one extent for each request. */
 static void test_many_moves(void)
 {
@@ -943,6 +993,7 @@ int main(void)
         test_second_address();
         test_grows_first();
         test_grows_beside_others();
+        test_maps_ahead();
         test_many_moves();
         test_fewer_addresses(0);
         test_fewer_addresses(2);
