@@ -32,6 +32,8 @@
 #define SAMPLE_MOST  ((uint64_t)16 << 30)
 #define COST_MOST    64
 #define COST_LEAST   256
+#define COLD_STACKS                                                                                                    \
+        16 /* of each thread, not judged: the unwinder reads the tables of their frames for the first time */
 #define BLOCKS_AT    (sizeof(struct gr_origins_header) + GR_ORIGINS_RECORDS_MAX)
 #define MAPPED_BYTES (BLOCKS_AT + GR_ORIGINS_BLOCKS_MAX * sizeof(struct gr_origins_block))
 #define STEP         ((size_t)256 << 10) /* bytes that each part of the file grows by */
@@ -64,6 +66,8 @@ static _Thread_local struct {
         uint64_t sample_bytes; /* 0: none yet */
         int64_t left;          /* bytes until the next one */
         uint64_t noted_ns;     /* when the last one was noted */
+        uint64_t cost_ns;      /* of a stack: much less than one that takes longer than those before */
+        unsigned stacks;       /* how many so far, COLD_STACKS at most */
 } own __attribute__((tls_model("initial-exec")));
 
 /*
@@ -180,7 +184,8 @@ static bool is_sampled(size_t bytes)
 
 /*
  * The stack of a block that is noted. Of a sample, it also sets how many bytes the thread's next one is for. That the
- * chance of each byte does not depend on what came before makes it right to draw anew at any time.
+ * chance of each byte does not depend on what came before makes it right to draw anew at any time. A single stack that
+ * takes long, as tables of the unwinder are read for it, is no reason for fewer.
  */
 static uint32_t stack_here(const struct gr_stack_file *stack_file)
 {
@@ -192,10 +197,15 @@ static uint32_t stack_here(const struct gr_stack_file *stack_file)
         cost_ns = gr_platform_thread_ns();
         stack = gr_stack_here(stack_file);
         cost_ns = gr_platform_thread_ns() - cost_ns;
+        if (own.cost_ns)
+                cost_ns = gr_min(cost_ns, own.cost_ns + own.cost_ns / 8 + 1);
+        own.cost_ns = cost_ns;
         since_ns = own.noted_ns;
         own.noted_ns = gr_driver.now_ns();
         since_ns = own.noted_ns - since_ns;
-        if (cost_ns > since_ns / COST_MOST && sample_bytes < SAMPLE_MOST)
+        if (own.stacks < COLD_STACKS)
+                own.stacks++;
+        else if (cost_ns > since_ns / COST_MOST && sample_bytes < SAMPLE_MOST)
                 own.sample_bytes *= 2;
         else if (cost_ns < since_ns / COST_LEAST && sample_bytes > SAMPLE_BYTES)
                 own.sample_bytes /= 2;

@@ -10,7 +10,8 @@
  *   unload     keeps a block from plant() of the first library and closes that, then the same with the second one; says
  *              whether they were at the same address
  *   sample     keeps ten blocks of 64 MiB from large(), 5120 of 1 MiB from small() and 1024 of 3 MiB from medium()
- *   deep       keeps 5120 blocks of 1 MiB from small(), 100 calls deep
+ *   cold       keeps 32 blocks of 64 MiB from large(); the first stacks and every eighth take 100 ms of the time
+ *   deep       keeps 5120 blocks of 1 MiB from small(), 100 calls deep; each stack takes 100 ms of the thread's time
  *   coroutine  first() on a stack of its own, without an end that an unwinder knows
  *   nowhere    the same, but that stack's outermost function would return to an address that is none
  *   stacks     keeps a block of 3000 bytes from each of 2048 stacks
@@ -24,6 +25,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <ucontext.h>
@@ -39,6 +41,29 @@ static _Atomic CUdeviceptr passed[THREADS];
 static pthread_barrier_t turn;
 static ucontext_t outside, inside;
 static bool waits_while_loading;
+static enum { ALWAYS_FAST, FIRST_SLOW, ALWAYS_SLOW } stacks;
+
+/*
+ * Instead of the C library's: the thread's time goes on by 100 ms between the two readings beside a stack that is to be
+ * slow.
+ */
+__attribute__((visibility("default"))) int clock_gettime(clockid_t clock, struct timespec *now)
+{
+        static _Atomic unsigned readings, added;
+        int result = (int)syscall(SYS_clock_gettime, clock, now);
+
+        if (stacks != ALWAYS_FAST && clock == CLOCK_THREAD_CPUTIME_ID && result == 0) {
+                unsigned reading = readings++;
+
+                if (reading % 2 == 1 && (stacks == ALWAYS_SLOW || reading < 24 || reading % 16 == 1))
+                        added++;
+                now->tv_sec += added / 10;
+                now->tv_nsec += added % 10 * 100000000L;
+                now->tv_sec += now->tv_nsec / 1000000000L;
+                now->tv_nsec %= 1000000000L;
+        }
+        return result;
+}
 
 static __attribute__((noinline)) void first(void)
 {
@@ -276,7 +301,14 @@ int main(int argc, char **argv)
                         if (i % 5 == 0)
                                 medium();
                 }
+        } else if (strcmp(mode, "cold") == 0) {
+                stacks = FIRST_SLOW;
+                for (int i = 0; i < 32; i++) {
+                        usleep(20000);
+                        large();
+                }
         } else if (strcmp(mode, "deep") == 0) {
+                stacks = ALWAYS_SLOW;
                 for (int i = 0; i < 5120; i++)
                         deep(100);
         } else if (strcmp(mode, "coroutine") == 0 || strcmp(mode, "nowhere") == 0) {

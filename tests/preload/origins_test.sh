@@ -240,6 +240,10 @@ assert 0 < noted < 45, noted
 ' || fail "deep: a stack of each"
 has deep "from a sample: one block in 64.000 MiB to "
 
+# Not where a stack takes long once.
+run GPURECLAIM_BACKTRACE=sample "$origins" cold
+has cold "from a sample: one block in 64.000 MiB;" "2.000 GiB in 32 blocks"
+
 # Where the file cannot grow, or cannot be made, the program goes on.
 run GPURECLAIM_BACKTRACE=full sh -c "ulimit -f 70000; exec $origins threads"
 grep -q "cannot grow, later origins are lost: File too large" err && [ "$status" -eq 137 ] || fail "no room: $status"
