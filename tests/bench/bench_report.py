@@ -402,6 +402,7 @@ def loops(tables):
 
 GRAPHS = {
     "PyTorch, private": "PyTorch's own cache, a pool for each graph",
+    "PyTorch, expandable, private": "PyTorch's expandable segments, a pool for each graph",
     "PyTorch, shared": "PyTorch's own cache, one pool for all",
     "PyTorch, expandable, shared": "PyTorch's expandable segments, one pool for all",
     f"{DEFAULT_POOL}, private": "gpureclaim, `GPURECLAIM_GRAPH_ARENA=private`",
