@@ -101,7 +101,7 @@ static int try_again(struct climb *climb, struct gr_block **ret_block)
         if (!climb->request)
                 return note(climb, climb->attempt(climb->arg));
         if (any_block_serves(climb) && climb->context->core->config.pool != GR_POOL_NONE)
-                block = gr_source_take(climb->context, climb->bytes);
+                block = gr_source_take(climb->request);
         if (block) {
                 *ret_block = block;
                 return 0;
@@ -136,7 +136,7 @@ static int from_cache(struct climb *climb, enum gr_rung rung, struct gr_block **
                      !atomic_load(&core->waits_for_others)))
                         gr_fence_barrier(climb->context->fence);
         }
-        block = gr_source_take_larger(climb->context, climb->bytes);
+        block = gr_source_take_larger(climb->request);
         climb->tries[rung]++;
         gr_count_rung(core, climb->context->device->ordinal, rung, begin_ns, block ? block->capacity_bytes : 0);
         if (!block)
@@ -243,8 +243,7 @@ out:
  */
 static int from_driver_plainly(struct climb *climb, struct gr_block **ret_block)
 {
-        if (climb->error != -ENOMEM || !any_block_serves(climb) ||
-            !gr_pool_kind_split_serves(climb->context, climb->bytes))
+        if (climb->error != -ENOMEM || !climb->request || !climb->request->by_split)
                 return climb->error;
         return note(climb, gr_source_fresh_plain(climb->request, ret_block));
 }

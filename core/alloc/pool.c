@@ -30,20 +30,11 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr)
                 gr_block_uncharge_and_delete(stale);
 }
 
-/* A request on the slow path. Nothing of this changes while it is served. */
-struct request {
-        struct gr_context *context;
-        struct gr_arena *arena; /* the calling thread's own */
-        size_t bytes;
-        unsigned class;
-        bool by_split; /* segments serve it; else the bins */
-};
-
 /*
  * The epoch of the oldest block in the calling thread's own bin, or fastbin, that would serve the request; 0: there is
  * none, or the blocks of the class differ in size. The fast path has found that block not usable.
  */
-static uint64_t own_epoch(const struct request *request)
+static uint64_t own_epoch(const struct gr_source_request *request)
 {
         if (request->by_split)
                 return gr_arena_fastbin_epoch(request->arena, request->bytes);
@@ -57,7 +48,7 @@ static uint64_t own_epoch(const struct request *request)
  * barrier is cheap. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of
  * all arenas usable, while threads that look into each other's bins wait for each other's locks.
  */
-static struct gr_block *take_own_behind_barrier(const struct request *request, uint64_t epoch)
+static struct gr_block *take_own_behind_barrier(const struct gr_source_request *request, uint64_t epoch)
 {
         struct gr_block *block = NULL;
 
@@ -67,7 +58,7 @@ static struct gr_block *take_own_behind_barrier(const struct request *request, u
                                           : gr_arena_take(request->arena, request->class, request->class,
                                                           request->bytes, SIZE_MAX);
         if (!block) /* blocks taken by others, or a capture is open */
-                block = gr_source_take(request->context, request->bytes);
+                block = gr_source_take(request);
         return block;
 }
 
@@ -77,7 +68,7 @@ static struct gr_block *take_own_behind_barrier(const struct request *request, u
  * of one. Bins have rules for that (cache/preallocate.h). Small requests of segments may use the slack, while nothing
  * exceeds that or a limit.
  */
-static bool wants_fresh(const struct request *request)
+static bool wants_fresh(const struct gr_source_request *request)
 {
         struct gr_context *context = request->context;
 
@@ -96,7 +87,7 @@ static bool wants_fresh(const struct request *request)
  * ends it; a barrier in front of that work would hang both. So with several streams no barrier is laid behind an epoch
  * that does not pass (gr_fence_barrier_is_safe).
  */
-static struct gr_block *take_fenced(const struct request *request)
+static struct gr_block *take_fenced(const struct gr_source_request *request)
 {
         struct gr_context *context = request->context;
         uint64_t epoch = own_epoch(request);
@@ -117,7 +108,7 @@ static struct gr_block *take_fenced(const struct request *request)
                 if (request->by_split && epoch > 0)
                         block = gr_arena_take_fastbin(request->arena, request->bytes);
                 if (!block)
-                        block = gr_source_take(context, request->bytes);
+                        block = gr_source_take(request);
                 if (block)
                         return block;
                 barrier = gr_fence_quarantine_bytes(context->fence) > bound &&
@@ -126,7 +117,7 @@ static struct gr_block *take_fenced(const struct request *request)
         }
         if (!barrier || gr_fence_barrier(context->fence))
                 return NULL;
-        return gr_source_take(context, request->bytes);
+        return gr_source_take(request);
 }
 
 /*
@@ -160,35 +151,30 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 }
 
 /* Steps 1 to 3 of the slow path (pool.h): a block of the cache that is usable, or can be made so at once; NULL. */
-static struct gr_block *take_cached(struct gr_context *context, size_t bytes)
+static struct gr_block *take_cached(const struct gr_source_request *request)
 {
-        const struct request request = {.context = context,
-                                        .arena = gr_arena_own(context),
-                                        .bytes = bytes,
-                                        .class = gr_class_of(bytes),
-                                        .by_split = gr_pool_kind_split_serves(context, bytes)};
-        uint64_t epoch = own_epoch(&request);
+        struct gr_context *context = request->context;
+        uint64_t epoch = own_epoch(request);
         struct gr_block *block;
 
         if (epoch > 0 && !gr_fence_is_broken(context->fence)) {
-                block = request.by_split ? gr_split_take_usable(context, bytes) : NULL;
+                block = request->by_split ? gr_split_take_usable(context, request->bytes) : NULL;
                 if (block)
                         return block;
                 if (gr_fence_barrier_is_cheap(context->fence))
-                        return wants_fresh(&request) ? NULL : take_own_behind_barrier(&request, epoch);
-                if (request.by_split) /* to look for another range would merge the one that waits */
-                        return take_fenced(&request);
+                        return wants_fresh(request) ? NULL : take_own_behind_barrier(request, epoch);
+                if (request->by_split) /* to look for another range would merge the one that waits */
+                        return take_fenced(request);
         }
-        block = gr_source_take(context, bytes);
-        return block ? block : take_fenced(&request);
+        block = gr_source_take(request);
+        return block ? block : take_fenced(request);
 }
 
 /* The slow path, whose steps pool.h lists. With allocate, which chooses the size, only steps 4 and 5. */
-static int alloc(const struct gr_source_request *request, uint64_t *ret_ptr)
+static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg, uint64_t *ret_ptr)
 {
-        struct gr_context *context = request->context;
-        bool cached = !request->allocate && context->core->config.pool != GR_POOL_NONE;
-        size_t bytes = request->bytes;
+        bool cached = !allocate && context->core->config.pool != GR_POOL_NONE;
+        struct gr_source_request request;
         struct gr_block *block;
 
         assert(bytes > 0);
@@ -197,19 +183,20 @@ static int alloc(const struct gr_source_request *request, uint64_t *ret_ptr)
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         if (bytes > GR_BLOCK_MAX_BYTES)
                 return -E2BIG;
+        request = gr_source_request(context, bytes, allocate, arg);
         do {
-                block = cached ? take_cached(context, bytes) : NULL;
+                block = cached ? take_cached(&request) : NULL;
                 if (!block) {
-                        int rc = gr_source_fresh(request, &block);
+                        int rc = gr_source_fresh(&request, &block);
 
                         if (rc == -ENOMEM || rc == -EDQUOT)
-                                rc = gr_ladder_climb(request, rc, &block);
+                                rc = gr_ladder_climb(&request, rc, &block);
                         if (rc)
                                 return rc;
                         gr_thread.bypass_until_ns = 0;
                 }
                 /* Is its memory gone? Then try with another block. */
-        } while (!hand_out(block, request->allocate ? block->capacity_bytes : bytes, ret_ptr));
+        } while (!hand_out(block, allocate ? block->capacity_bytes : bytes, ret_ptr));
         return 0;
 }
 
@@ -226,13 +213,13 @@ int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 
 GR_HOT_CODE int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
-        return alloc(&(struct gr_source_request){.context = context, .bytes = bytes}, ret_ptr);
+        return alloc(context, bytes, NULL, NULL, ret_ptr);
 }
 
 int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_source_allocate *allocate, void *arg,
                      uint64_t *ret_ptr)
 {
-        return alloc(&(struct gr_source_request){context, expected_bytes, allocate, arg}, ret_ptr);
+        return alloc(context, expected_bytes, allocate, arg, ret_ptr);
 }
 
 /*

@@ -5,6 +5,7 @@
 
 #include "account/budget.h"
 #include "account/pressure.h"
+#include "base/arith.h"
 #include "base/attributes.h"
 #include "base/counters.h"
 #include "base/no_cancel.h"
@@ -19,61 +20,75 @@
 #include "segment/split.h"
 #include "segment/split_trim.h"
 
-static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_context *context, size_t bytes,
+struct gr_source_request gr_source_request(struct gr_context *context, size_t bytes, gr_source_allocate *allocate,
+                                           void *arg)
+{
+        return (struct gr_source_request){context,
+                                          bytes,
+                                          allocate,
+                                          arg,
+                                          .arena = gr_arena_own(context),
+                                          .class = gr_class_of(bytes),
+                                          .by_split = !allocate && gr_pool_kind_split_serves(context, bytes)};
+}
+
+static __attribute__((noinline)) struct gr_block *take_from_bins(const struct gr_source_request *request,
                                                                  bool may_be_larger)
 {
-        unsigned own = gr_shard(), class = gr_class_of(bytes), last = class;
-        size_t at_most = SIZE_MAX;
+        unsigned own = request->arena->shard, last = request->class;
+        size_t bytes = request->bytes, at_most = SIZE_MAX;
         struct gr_block *block = NULL;
 
         if (may_be_larger && gr_is_small(bytes)) {
                 at_most = bytes < 512 ? 1024 : 2 * bytes;
-                last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
-        } else if (may_be_larger || class >= GR_CLASS_EXACT) {
+        } else if (may_be_larger || request->class >= GR_CLASS_EXACT) {
                 /* Not much larger, also when memory is short: the next request would lack the unused pages. */
                 at_most = bytes + bytes / 8;
                 if (at_most < gr_footprint_bytes(bytes))
                         at_most = gr_footprint_bytes(bytes);
-                last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
         }
+        if (at_most < SIZE_MAX)
+                last = gr_class_of(gr_min(at_most, GR_BLOCK_MAX_BYTES));
         for (unsigned i = 0; i < GR_SHARDS && !block; i++) {
-                struct gr_arena *arena = gr_arena_at(context, (own + i) % GR_SHARDS);
+                struct gr_arena *arena = gr_arena_at(request->context, (own + i) % GR_SHARDS);
 
                 if (arena)
-                        block = gr_arena_take(arena, class, last, bytes, at_most);
+                        block = gr_arena_take(arena, request->class, last, bytes, at_most);
         }
         return block;
 }
 
-GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t bytes, bool may_be_larger)
+GR_HOT_CODE static struct gr_block *take(const struct gr_source_request *request, bool may_be_larger)
 {
+        struct gr_context *context = request->context;
+
         if (gr_fence_is_broken(context->fence))
                 return NULL;
-        if (gr_pool_kind_split_serves(context, bytes) || (may_be_larger && gr_pool_kind_is_split(context))) {
+        if (request->by_split || (may_be_larger && gr_pool_kind_is_split(context))) {
                 struct gr_block *block =
-                        gr_split_take(context, bytes, may_be_larger ? GR_SPLIT_FROM_ALL : GR_SPLIT_FROM_CLOSE);
+                        gr_split_take(context, request->bytes, may_be_larger ? GR_SPLIT_FROM_ALL : GR_SPLIT_FROM_CLOSE);
 
-                assert(!block || (block->flags & GR_BLOCK_SPLIT && block->capacity_bytes >= bytes));
+                assert(!block || (block->flags & GR_BLOCK_SPLIT && block->capacity_bytes >= request->bytes));
                 if (block)
                         return block;
                 /* The bins may still have one: from before segments served such requests, or of pitched memory. */
         }
-        return take_from_bins(context, bytes, may_be_larger);
+        return take_from_bins(request, may_be_larger);
 }
 
-GR_HOT_CODE struct gr_block *gr_source_take(struct gr_context *context, size_t bytes)
+GR_HOT_CODE struct gr_block *gr_source_take(const struct gr_source_request *request)
 {
-        return take(context, bytes, false);
+        return take(request, false);
 }
 
-struct gr_block *gr_source_take_larger(struct gr_context *context, size_t bytes)
+struct gr_block *gr_source_take_larger(const struct gr_source_request *request)
 {
-        return take(context, bytes, true);
+        return take(request, true);
 }
 
 int gr_source_fresh(const struct gr_source_request *request, struct gr_block **ret_block)
 {
-        if (!request->allocate && gr_pool_kind_split_serves(request->context, request->bytes)) {
+        if (request->by_split) {
                 int rc = gr_split_grow(request->context, request->bytes, ret_block);
 
                 if (rc != -ENOTSUP)
@@ -115,7 +130,8 @@ int gr_source_fresh_plain(const struct gr_source_request *request, struct gr_blo
         rc = gr_budget_commit(device, ptr, capacity, reserved);
         if (rc)
                 goto give_back;
-        gr_block_begin(block, context, ptr, capacity, bytes, gr_class_of_block(capacity), 0);
+        gr_block_begin(block, context, ptr, capacity, bytes,
+                       request->allocate ? gr_class_of_block(capacity) : request->class, 0);
         rc = gr_block_add(core, block, &stale);
         if (stale)
                 gr_block_uncharge_and_delete(stale);

@@ -11,26 +11,34 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct gr_arena;
 struct gr_block;
 struct gr_context;
 
 /* Takes fresh memory by a call of the driver that also chooses the size (pitched memory). */
 typedef int gr_source_allocate(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
 
-/* A request for a block. */
+/* A request for a block, and what holds as long as it is served, however often it is tried. */
 struct gr_source_request {
         struct gr_context *context;
         size_t bytes;
         gr_source_allocate *allocate; /* as in gr_pool_alloc_by: no cached block serves; or NULL */
         void *arg;
+        struct gr_arena *arena; /* the calling thread's own */
+        unsigned class;         /* of bytes */
+        bool by_split;          /* segments serve it; else the bins, or allocate */
 };
+
+/* 0 < bytes <= GR_BLOCK_MAX_BYTES. */
+struct gr_source_request gr_source_request(struct gr_context *context, size_t bytes, gr_source_allocate *allocate,
+                                           void *arg);
 
 /*
  * Takes the usable cached block that serves a request best; the caller owns it. NULL: there is none. The second looks
  * at larger classes, too.
  */
-struct gr_block *gr_source_take(struct gr_context *context, size_t bytes);
-struct gr_block *gr_source_take_larger(struct gr_context *context, size_t bytes);
+struct gr_block *gr_source_take(const struct gr_source_request *request);
+struct gr_block *gr_source_take_larger(const struct gr_source_request *request);
 
 /*
  * Takes fresh memory for a block, charges it and adds it to the ledger; the caller owns the CACHED block. -EDQUOT,

@@ -897,16 +897,18 @@ static void test_structures(void)
 /* Where memory is short the smallest request takes a block of up to 1 KiB. */
 static void test_smallest(void)
 {
+        struct gr_source_request request;
         struct gr_block *block;
         uint64_t a;
         bool much;
 
         start(GR_REUSE_AUTO);
+        request = gr_source_request(context, 100, NULL, NULL);
         a = alloc(1024);
         free_ok(a);
         settle();
-        GR_CHECK(!gr_source_take(context, 100));
-        block = gr_source_take_larger(context, 100);
+        GR_CHECK(!gr_source_take(&request));
+        block = gr_source_take_larger(&request);
         GR_CHECK(block && block->ptr == a);
         if (block)
                 gr_arena_put(context, block, true, &much);
