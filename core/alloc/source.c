@@ -9,7 +9,6 @@
 #include "base/attributes.h"
 #include "base/counters.h"
 #include "base/no_cancel.h"
-#include "base/shard.h"
 #include "base/size_class.h"
 #include "cache/arena.h"
 #include "cache/block.h"
@@ -35,8 +34,8 @@ struct gr_source_request gr_source_request(struct gr_context *context, size_t by
 static __attribute__((noinline)) struct gr_block *take_from_bins(const struct gr_source_request *request,
                                                                  bool may_be_larger)
 {
-        unsigned own = request->arena->shard, last = request->class;
         size_t bytes = request->bytes, at_most = SIZE_MAX;
+        unsigned last = request->class;
         struct gr_block *block = NULL;
 
         if (may_be_larger && gr_is_small(bytes)) {
@@ -49,12 +48,8 @@ static __attribute__((noinline)) struct gr_block *take_from_bins(const struct gr
         }
         if (at_most < SIZE_MAX)
                 last = gr_class_of(gr_min(at_most, GR_BLOCK_MAX_BYTES));
-        for (unsigned i = 0; i < GR_SHARDS && !block; i++) {
-                struct gr_arena *arena = gr_arena_at(request->context, (own + i) % GR_SHARDS);
-
-                if (arena)
-                        block = gr_arena_take(arena, request->class, last, bytes, at_most);
-        }
+        for (struct gr_arena *arena = request->arena; arena && !block; arena = gr_arena_next(arena, request->arena))
+                block = gr_arena_take(arena, request->class, last, bytes, at_most);
         return block;
 }
 

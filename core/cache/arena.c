@@ -584,12 +584,8 @@ uint64_t gr_arenas_fastbins(struct gr_context *context)
 {
         uint64_t bytes = 0;
 
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                const struct gr_arena *arena = gr_arena_at(context, i);
-
-                if (arena)
-                        bytes += gr_fastbins_bytes(&arena->fastbins);
-        }
+        for (struct gr_arena *arena = context->first_arena; arena; arena = gr_arena_next(arena, context->first_arena))
+                bytes += gr_fastbins_bytes(&arena->fastbins);
         return bytes;
 }
 
@@ -597,12 +593,8 @@ uint64_t gr_arenas_cached(struct gr_context *context)
 {
         uint64_t bytes = 0;
 
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                const struct gr_arena *arena = gr_arena_at(context, i);
-
-                if (arena)
-                        bytes += atomic_load_explicit(&arena->cached.bytes, memory_order_relaxed);
-        }
+        for (struct gr_arena *arena = context->first_arena; arena; arena = gr_arena_next(arena, context->first_arena))
+                bytes += atomic_load_explicit(&arena->cached.bytes, memory_order_relaxed);
         return bytes;
 }
 
@@ -620,21 +612,17 @@ static void count(struct gr_arena *arena, struct gr_cache_counts *counts)
 
 void gr_arenas_count(struct gr_context *context, struct gr_cache_counts *counts)
 {
-        for (unsigned i = 0; i < GR_SHARDS; i++)
-                if (gr_arena_at(context, i))
-                        count(gr_arena_at(context, i), counts);
+        for (struct gr_arena *arena = context->first_arena; arena; arena = gr_arena_next(arena, context->first_arena))
+                count(arena, counts);
 }
 
 uint64_t gr_arenas_small_bytes(struct gr_context *context)
 {
         uint64_t bytes = 0;
 
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = gr_arena_at(context, i);
-
-                for (unsigned class = 0; arena && class < GR_CLASS_SMALL; class ++)
+        for (struct gr_arena *arena = context->first_arena; arena; arena = gr_arena_next(arena, context->first_arena))
+                for (unsigned class = 0; class < GR_CLASS_SMALL; class ++)
                         bytes += (uint64_t)gr_bin_count(&arena->bins[class]) * gr_class_bytes(class);
-        }
         return bytes;
 }
 
@@ -715,12 +703,9 @@ static void forget_blocks(struct gr_arena *arena)
 
 bool gr_arenas_class_empty(struct gr_context *context, unsigned class)
 {
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = gr_arena_at(context, i);
-
-                if (arena && gr_bin_count(&arena->bins[class]) > 0)
+        for (struct gr_arena *arena = context->first_arena; arena; arena = gr_arena_next(arena, context->first_arena))
+                if (gr_bin_count(&arena->bins[class]) > 0)
                         return false;
-        }
         return true;
 }
 
@@ -737,8 +722,7 @@ void gr_arenas_returned(struct gr_context *context, uint64_t bytes)
 void gr_arenas_context_gone(struct gr_context *context)
 {
         assert(atomic_load(&context->arenas_quiesced) > 0);
-        for (unsigned i = 0; i < GR_SHARDS; i++)
-                if (gr_arena_at(context, i))
-                        forget_blocks(gr_arena_at(context, i));
+        for (struct gr_arena *arena = context->first_arena; arena; arena = gr_arena_next(arena, context->first_arena))
+                forget_blocks(arena);
         gr_arenas_returned(context, UINT64_MAX);
 }

@@ -84,6 +84,18 @@ static inline struct gr_arena *gr_arena_at(struct gr_context *context, unsigned 
         return atomic_load_explicit(&context->arenas[shard], memory_order_acquire);
 }
 
+/* For a walk through all arenas of a context, beginning with first: the one after arena; NULL: that would be first. */
+static inline struct gr_arena *gr_arena_next(const struct gr_arena *arena, const struct gr_arena *first)
+{
+        struct gr_arena *next = NULL;
+
+        for (unsigned shard = arena->shard; !next;) {
+                shard = (shard + 1) % GR_SHARDS;
+                next = gr_arena_at(arena->context, shard);
+        }
+        return next == first ? NULL : next;
+}
+
 static inline void gr_arena_lock(struct gr_arena *arena)
 {
         gr_spin_lock(&arena->lock, GR_RANK_ARENA);

@@ -6,7 +6,6 @@
 
 #include "account/budget.h"
 #include "base/counters.h"
-#include "base/shard.h"
 #include "base/size_class.h"
 #include "cache/arena.h"
 #include "cache/block.h"
@@ -30,12 +29,11 @@ static size_t take_idle(struct gr_context *context, unsigned class, uint64_t at_
         size_t count = 0;
 
         assert(class < GR_CLASS_COUNT && room <= GR_TRIM_BATCH);
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = gr_arena_at(context, i);
+        for (struct gr_arena *arena = context->first_arena; arena; arena = gr_arena_next(arena, context->first_arena)) {
                 struct gr_block *block, *tmp;
                 unsigned passed = 0;
 
-                if (!arena || gr_bin_count(&arena->bins[class]) == 0)
+                if (gr_bin_count(&arena->bins[class]) == 0)
                         continue;
                 gr_arena_lock(arena);
                 DL_FOREACH_SAFE (arena->bins[class].blocks, block, tmp) {
@@ -180,15 +178,13 @@ uint64_t gr_bins_trim_unneeded(struct gr_context *context, unsigned class)
 {
         uint64_t bytes = 0;
 
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = gr_arena_at(context, i);
+        for (struct gr_arena *arena = context->first_arena; arena; arena = gr_arena_next(arena, context->first_arena)) {
+                struct gr_bin *bin = &arena->bins[class];
                 struct gr_block *block;
-                struct gr_bin *bin;
                 uint32_t left;
 
-                if (!arena || gr_bin_count(&arena->bins[class]) == 0) /* then its low water is 0 */
+                if (gr_bin_count(bin) == 0) /* then its low water is 0 */
                         continue;
-                bin = &arena->bins[class];
                 gr_arena_lock(arena);
                 left = gr_bin_restart_low_water(bin);
                 if (class < GR_CLASS_EXACT && bin->blocks)

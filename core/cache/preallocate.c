@@ -86,16 +86,13 @@ static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64
 static size_t move(struct gr_context *context, struct gr_arena *own, unsigned class, size_t count)
 {
         uint64_t usable = gr_fence_usable_epoch(context->fence);
+        struct gr_arena *arena = own;
         size_t moved = 0;
 
         if (usable <= LEFT_EPOCHS || class >= GR_CLASS_EXACT)
                 return 0;
-        for (unsigned i = 1; i < GR_SHARDS && moved < count; i++) {
-                struct gr_arena *arena = gr_arena_at(context, (own->shard + i) % GR_SHARDS);
-
-                if (arena)
-                        moved += gr_arena_move(arena, own, class, count - moved, usable - LEFT_EPOCHS);
-        }
+        while (moved < count && (arena = gr_arena_next(arena, own)))
+                moved += gr_arena_move(arena, own, class, count - moved, usable - LEFT_EPOCHS);
         return moved;
 }
 

@@ -159,12 +159,8 @@ bool gr_segments_merge_fastbins(struct gr_context *context)
         bool merged = false;
 
         gr_assert_locked(&context->split->lock);
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = gr_arena_at(context, i);
-
-                if (arena)
-                        merged |= gr_segments_merge_fastbins_of(arena);
-        }
+        for (struct gr_arena *arena = context->first_arena; arena; arena = gr_arena_next(arena, context->first_arena))
+                merged |= gr_segments_merge_fastbins_of(arena);
         return merged;
 }
 

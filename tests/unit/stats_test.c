@@ -399,6 +399,7 @@ static void test_together(void)
 
         context = gr_core_context_add(&core, sg_context_new(0), 0);
         arena = gr_metadata_alloc(sizeof(*arena));
+        gr_arena_init(arena, context, 1);
         atomic_store(&context->arenas[1], arena);
         for (int i = 0; i < 4; i++) {
                 struct gr_lock *lock = i == 0 ? &context->split->lock : i == 3 ? &core.contexts_lock : NULL;
