@@ -44,7 +44,7 @@
 struct climb {
         struct gr_context *context;
         size_t bytes;
-        const struct gr_source_request *request; /* for a block; NULL: the next two are tried */
+        struct gr_source_request *request; /* for a block; NULL: the next two are tried */
         gr_ladder_attempt *attempt;
         void *arg;
         int error;      /* -ENOMEM or -EDQUOT, the last one */
@@ -430,7 +430,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         return rc;
 }
 
-int gr_ladder_climb(const struct gr_source_request *request, int first_error, struct gr_block **ret_block)
+int gr_ladder_climb(struct gr_source_request *request, int first_error, struct gr_block **ret_block)
 {
         struct climb climb = {
                 .context = request->context, .bytes = request->bytes, .request = request, .error = first_error};

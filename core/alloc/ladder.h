@@ -37,7 +37,7 @@ struct gr_source_request;
  * or -EDQUOT of the budget. 0: the caller owns *ret_block and hands it out. -ENOMEM or -EDQUOT after FAIL, or another
  * error of the driver. May wait for the GPU and call reclaimables: no lock of core/ is held.
  */
-int gr_ladder_climb(const struct gr_source_request *request, int first_error, struct gr_block **ret_block);
+int gr_ladder_climb(struct gr_source_request *request, int first_error, struct gr_block **ret_block);
 
 /*
  * The whole ladder for memory that is not a block: attempt charges and allocates it, and is called after each rung.

@@ -48,7 +48,7 @@ static uint64_t own_epoch(const struct gr_source_request *request)
  * barrier is cheap. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of
  * all arenas usable, while threads that look into each other's bins wait for each other's locks.
  */
-static struct gr_block *take_own_behind_barrier(const struct gr_source_request *request, uint64_t epoch)
+static struct gr_block *take_own_behind_barrier(struct gr_source_request *request, uint64_t epoch)
 {
         struct gr_block *block = NULL;
 
@@ -85,22 +85,20 @@ static bool wants_fresh(const struct gr_source_request *request)
  * Makes quarantined blocks usable where that is worth it, and takes one. NULL: fresh memory is better. A barrier costs
  * half a microsecond and, with several streams, their overlap. A kernel may also run until later work of the program
  * ends it; a barrier in front of that work would hang both. So with several streams no barrier is laid behind an epoch
- * that does not pass (gr_fence_barrier_is_safe).
+ * that does not pass (gr_fence_barrier_is_safe). epoch: by own_epoch.
  */
-static struct gr_block *take_fenced(const struct gr_source_request *request)
+static struct gr_block *take_fenced(struct gr_source_request *request, uint64_t epoch)
 {
         struct gr_context *context = request->context;
-        uint64_t epoch = own_epoch(request);
-        bool barrier = gr_fence_barrier_is_cheap(context->fence);
         struct gr_block *block = NULL;
+        bool barrier;
 
-        if (gr_arenas_class_empty(context, request->class)) {
-                if (!request->by_split || (epoch == 0 && !gr_split_has_waiting(context)) ||
-                    ((epoch > 0 || barrier) && wants_fresh(request)))
-                        return NULL;
-        } else if (!request->by_split && epoch > 0 && wants_fresh(request)) {
+        if (!request->by_split && (!request->class_waits || (epoch > 0 && wants_fresh(request))))
                 return NULL;
-        }
+        barrier = gr_fence_barrier_is_cheap(context->fence);
+        if (request->by_split && !request->class_waits &&
+            ((epoch == 0 && !gr_split_has_waiting(context)) || ((epoch > 0 || barrier) && wants_fresh(request))))
+                return NULL;
         if (!barrier) {
                 uint64_t bound = gr_max(gr_budget_not_cached(context->device) / 4, QUARANTINE_BYTES);
 
@@ -151,7 +149,7 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 }
 
 /* Steps 1 to 3 of the slow path (pool.h): a block of the cache that is usable, or can be made so at once; NULL. */
-static struct gr_block *take_cached(const struct gr_source_request *request)
+static struct gr_block *take_cached(struct gr_source_request *request)
 {
         struct gr_context *context = request->context;
         uint64_t epoch = own_epoch(request);
@@ -163,11 +161,13 @@ static struct gr_block *take_cached(const struct gr_source_request *request)
                         return block;
                 if (gr_fence_barrier_is_cheap(context->fence))
                         return wants_fresh(request) ? NULL : take_own_behind_barrier(request, epoch);
-                if (request->by_split) /* to look for another range would merge the one that waits */
-                        return take_fenced(request);
+                if (request->by_split) { /* to look for another range would merge the one that waits */
+                        request->class_waits = !gr_arenas_class_empty(context, request->class);
+                        return take_fenced(request, epoch);
+                }
         }
         block = gr_source_take(request);
-        return block ? block : take_fenced(request);
+        return block ? block : take_fenced(request, epoch);
 }
 
 /* The slow path, whose steps pool.h lists. With allocate, which chooses the size, only steps 4 and 5. */

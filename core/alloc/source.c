@@ -31,8 +31,7 @@ struct gr_source_request gr_source_request(struct gr_context *context, size_t by
                                           .by_split = !allocate && gr_pool_kind_split_serves(context, bytes)};
 }
 
-static __attribute__((noinline)) struct gr_block *take_from_bins(const struct gr_source_request *request,
-                                                                 bool may_be_larger)
+static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_source_request *request, bool may_be_larger)
 {
         size_t bytes = request->bytes, at_most = SIZE_MAX;
         unsigned last = request->class;
@@ -48,15 +47,18 @@ static __attribute__((noinline)) struct gr_block *take_from_bins(const struct gr
         }
         if (at_most < SIZE_MAX)
                 last = gr_class_of(gr_min(at_most, GR_BLOCK_MAX_BYTES));
-        for (struct gr_arena *arena = request->arena; arena && !block; arena = gr_arena_next(arena, request->arena))
+        for (struct gr_arena *arena = request->arena; arena && !block; arena = gr_arena_next(arena, request->arena)) {
+                request->class_waits |= gr_bin_count(&arena->bins[request->class]) > 0;
                 block = gr_arena_take(arena, request->class, last, bytes, at_most);
+        }
         return block;
 }
 
-GR_HOT_CODE static struct gr_block *take(const struct gr_source_request *request, bool may_be_larger)
+GR_HOT_CODE static struct gr_block *take(struct gr_source_request *request, bool may_be_larger)
 {
         struct gr_context *context = request->context;
 
+        request->class_waits = false;
         if (gr_fence_is_broken(context->fence))
                 return NULL;
         if (request->by_split || (may_be_larger && gr_pool_kind_is_split(context))) {
@@ -71,12 +73,12 @@ GR_HOT_CODE static struct gr_block *take(const struct gr_source_request *request
         return take_from_bins(request, may_be_larger);
 }
 
-GR_HOT_CODE struct gr_block *gr_source_take(const struct gr_source_request *request)
+GR_HOT_CODE struct gr_block *gr_source_take(struct gr_source_request *request)
 {
         return take(request, false);
 }
 
-struct gr_block *gr_source_take_larger(const struct gr_source_request *request)
+struct gr_block *gr_source_take_larger(struct gr_source_request *request)
 {
         return take(request, true);
 }

@@ -18,7 +18,7 @@ struct gr_context;
 /* Takes fresh memory by a call of the driver that also chooses the size (pitched memory). */
 typedef int gr_source_allocate(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
 
-/* A request for a block, and what holds as long as it is served, however often it is tried. */
+/* A request for a block, and what is decided or found out only once for it, however often it is tried. */
 struct gr_source_request {
         struct gr_context *context;
         size_t bytes;
@@ -27,6 +27,7 @@ struct gr_source_request {
         struct gr_arena *arena; /* the calling thread's own */
         unsigned class;         /* of bytes */
         bool by_split;          /* segments serve it; else the bins, or allocate */
+        bool class_waits;       /* bins have blocks of its class; set by gr_source_take where it finds none usable */
 };
 
 /* 0 < bytes <= GR_BLOCK_MAX_BYTES. */
@@ -37,8 +38,8 @@ struct gr_source_request gr_source_request(struct gr_context *context, size_t by
  * Takes the usable cached block that serves a request best; the caller owns it. NULL: there is none. The second looks
  * at larger classes, too.
  */
-struct gr_block *gr_source_take(const struct gr_source_request *request);
-struct gr_block *gr_source_take_larger(const struct gr_source_request *request);
+struct gr_block *gr_source_take(struct gr_source_request *request);
+struct gr_block *gr_source_take_larger(struct gr_source_request *request);
 
 /*
  * Takes fresh memory for a block, charges it and adds it to the ledger; the caller owns the CACHED block. -EDQUOT,
