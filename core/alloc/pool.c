@@ -75,7 +75,7 @@ static bool wants_fresh(const struct gr_source_request *request)
         if (context->core->config.reuse != GR_REUSE_AUTO)
                 return false;
         if (!request->by_split)
-                return gr_preallocate_wanted(context, request->bytes);
+                return gr_preallocate_wanted(request->arena, request->class);
         return gr_is_small(request->bytes) && gr_budget_excess(context->device) == 0 &&
                gr_budget_room(context->device) >= GR_PAGE_BYTES &&
                !gr_slack_is_exceeded_recently(context, request->bytes, GR_PAGE_BYTES);
@@ -141,10 +141,10 @@ static bool hand_out_by_ledger(struct gr_block *block, size_t bytes, uint64_t *r
         return true;
 }
 
-/* Hands the caller's block to the program, with the thread's arena as its home if it may have one. False: as above. */
-static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
+/* Hands the caller's block to the program; arena, the thread's own, is its home if it may have one. False: as above. */
+static bool hand_out(struct gr_arena *arena, struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 {
-        *ret_ptr = gr_arena_adopt(block, bytes);
+        *ret_ptr = gr_arena_adopt(arena, block, bytes);
         return *ret_ptr || hand_out_by_ledger(block, bytes, ret_ptr);
 }
 
@@ -196,7 +196,7 @@ static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *a
                         gr_thread.bypass_until_ns = 0;
                 }
                 /* Is its memory gone? Then try with another block. */
-        } while (!hand_out(block, allocate ? block->capacity_bytes : bytes, ret_ptr));
+        } while (!hand_out(request.arena, block, allocate ? block->capacity_bytes : bytes, ret_ptr));
         return 0;
 }
 

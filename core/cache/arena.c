@@ -334,10 +334,9 @@ GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         return ptr;
 }
 
-GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
+GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_arena *arena, struct gr_block *block, size_t bytes)
 {
-        struct gr_context *context = block->context;
-        struct gr_arena *arena = gr_arena_own(context);
+        struct gr_context *context = arena->context;
         uint64_t ptr = 0;
 
         if (context->core->config.pool != GR_POOL_AUTO || block->flags != GR_BLOCK_SPLIT)

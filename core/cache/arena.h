@@ -150,11 +150,11 @@ void gr_arena_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_b
 uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes);
 
 /*
- * Hands a CACHED block that the caller owns, and that is in no list, to the program with the calling thread's arena as
- * its home, so that its free may take the fast path into a fastbin. Only ranges of pool kind auto. Returns its address;
- * 0: it was not handed out and is unchanged. No lock from GR_RANK_ARENA up is held.
+ * Hands a CACHED block that the caller owns, and that is in no list, to the program with arena, the calling thread's
+ * own, as its home, so that its free may take the fast path into a fastbin. Only ranges of pool kind auto. Returns its
+ * address; 0: it was not handed out and is unchanged. No lock from GR_RANK_ARENA up is held.
  */
-uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes);
+uint64_t gr_arena_adopt(struct gr_arena *arena, struct gr_block *block, size_t bytes);
 
 /*
  * The generation of the next range that is handed out in context: it tells the ranges of a segment apart, for which the

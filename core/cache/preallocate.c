@@ -83,9 +83,9 @@ static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64
  * Moves up to count usable blocks to own, from bins of other arenas that are not in use (LEFT_EPOCHS). Returns how
  * many.
  */
-static size_t move(struct gr_context *context, struct gr_arena *own, unsigned class, size_t count)
+static size_t move(struct gr_arena *own, unsigned class, size_t count)
 {
-        uint64_t usable = gr_fence_usable_epoch(context->fence);
+        uint64_t usable = gr_fence_usable_epoch(own->context->fence);
         struct gr_arena *arena = own;
         size_t moved = 0;
 
@@ -117,33 +117,33 @@ static bool count_preallocated(struct gr_context *context, uint64_t block_bytes,
         return true;
 }
 
-bool gr_preallocate_wanted(struct gr_context *context, size_t bytes)
+bool gr_preallocate_wanted(struct gr_arena *own, unsigned class)
 {
-        struct gr_arena *arena = gr_arena_own(context);
-        unsigned class = gr_class_of(bytes);
-        struct gr_bin *bin = &arena->bins[class];
+        struct gr_context *context = own->context;
+        struct gr_bin *bin = &own->bins[class];
+        size_t block_bytes = gr_class_bytes(class);
         bool alone = threads_of(context) == 1, asks, earned, bin_full = true;
-        uint32_t have, most = class_blocks(context, gr_class_block_bytes(bytes));
+        uint32_t have, most = class_blocks(context, block_bytes);
 
-        gr_arena_lock(arena);
+        gr_arena_lock(own);
         have = gr_bin_count(bin);
         asks = have < most && bin->cooldown == 0;
-        earned = asks && gr_is_small(bytes) && have < bin->fences;
+        earned = asks && gr_is_small(block_bytes) && have < bin->fences;
         if (bin->cooldown > 0)
                 bin->cooldown--;
         if (!asks)
                 bin->fences++;
-        gr_arena_unlock(arena);
-        if (!asks || (!alone && move(context, arena, class, most - have) > 0))
+        gr_arena_unlock(own);
+        if (!asks || (!alone && move(own, class, most - have) > 0))
                 return false;
-        if (earned && count_preallocated(context, gr_class_block_bytes(bytes), have, &bin_full))
+        if (earned && count_preallocated(context, block_bytes, have, &bin_full))
                 return true;
-        gr_arena_lock(arena);
+        gr_arena_lock(own);
         /* The bin pays for a fence now. That earns it no block if the bound of all bins has just refused it one. */
         if (bin_full)
                 bin->fences++;
         if (earned && !alone)
                 bin->cooldown = COOLDOWN_FENCES;
-        gr_arena_unlock(arena);
+        gr_arena_unlock(own);
         return false;
 }

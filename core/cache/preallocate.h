@@ -13,18 +13,16 @@
 #define GR_PREALLOCATE_H
 
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
-struct gr_context;
+struct gr_arena;
 
 /*
- * What to do where the calling thread's bin has blocks for a request of bytes, but none that is usable. True: take one
- * more from the driver; it has been counted as preallocated. False: look in the bin again, and if nothing is usable pay
- * for a fence. The bin may have usable blocks now: those of other arenas that were not in use for some epochs have been
- * moved to it. So blocks that threads left behind, because they ended or do something else, are used before the driver
- * is asked. No lock from GR_RANK_ARENA up is held.
+ * What to do where the bin of class in own, the calling thread's arena, has blocks, but none that is usable. True: take
+ * one more from the driver; it has been counted as preallocated. False: look in the bin again, and if nothing is usable
+ * pay for a fence. The bin may have usable blocks now: those of other arenas that were not in use for some epochs have
+ * been moved to it. So blocks that threads left behind, because they ended or do something else, are used before the
+ * driver is asked. No lock from GR_RANK_ARENA up is held.
  */
-bool gr_preallocate_wanted(struct gr_context *context, size_t bytes);
+bool gr_preallocate_wanted(struct gr_arena *own, unsigned class);
 
 #endif

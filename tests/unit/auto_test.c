@@ -361,7 +361,7 @@ static void *do_deed(void *arg)
                 usleep(100);
         switch (waiter->deed) {
         case ADOPT:
-                waiter->ptr = gr_arena_adopt(waiter->block, 6 * MIB);
+                waiter->ptr = gr_arena_adopt(waiter->arena, waiter->block, 6 * MIB);
                 break;
         case TAKE:
                 waiter->block = gr_split_take(context, 4 * MIB, GR_SPLIT_FROM_CLOSE);
