@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "alloc/pool.h"
+#include "cache/arenas.h"
 #include "cache/block.h"
 
 #define VISIT_LOOK_NS UINT64_C(20000)

@@ -12,7 +12,7 @@
 #include "base/json.h"
 #include "base/lock.h"
 #include "base/size.h"
-#include "cache/arena.h"
+#include "cache/arenas.h"
 #include "context/context.h"
 #include "segment/split.h"
 

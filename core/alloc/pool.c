@@ -9,6 +9,7 @@
 #include "alloc/graph_hold.h"
 #include "alloc/ladder.h"
 #include "cache/arena.h"
+#include "cache/arenas.h"
 #include "cache/block.h"
 #include "cache/pool_kind.h"
 #include "cache/preallocate.h"

@@ -44,7 +44,7 @@ struct gr_core;
 
 /*
  * Freed blocks of one class, oldest first. The arena's lock guards all fields. arena.c writes them, but fences and
- * cooldown are written by preallocate.c.
+ * cooldown are written by preallocate.c; arenas.c empties it when the context has gone.
  */
 struct gr_bin {
         struct gr_block *blocks;
@@ -123,22 +123,6 @@ static inline uint32_t gr_bin_restart_low_water(struct gr_bin *bin)
         return low_water;
 }
 
-/* The footprint of the blocks in the bins of all arenas of the context. */
-uint64_t gr_arenas_cached(struct gr_context *context);
-
-/* What some of a context's caches have counted since they began, and hold now. */
-struct gr_cache_counts {
-        uint64_t hits;   /* requests served */
-        uint64_t frees;  /* blocks taken back */
-        uint64_t blocks; /* cached */
-};
-
-/* Adds those of the bins and fastbins of all arenas. No lock from GR_RANK_ARENA up is held. */
-void gr_arenas_count(struct gr_context *context, struct gr_cache_counts *counts);
-
-/* The bytes of the blocks in all bins of classes up to 1 MiB, which lie in slabs. Takes no lock of an arena. */
-uint64_t gr_arenas_small_bytes(struct gr_context *context);
-
 /* Takes a block out of its bin. Arena lock held. */
 void gr_arena_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block);
 
@@ -177,9 +161,6 @@ bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes);
  */
 void gr_arena_enter_fastbin(struct gr_arena *arena, struct gr_block *block);
 struct gr_block *gr_arena_empty_fastbins(struct gr_arena *arena);
-
-/* The bytes in the fastbins of all arenas of the context. */
-uint64_t gr_arenas_fastbins(struct gr_context *context);
 
 /*
  * As gr_arena_free, for a block that the arena of another thread remembers: it goes back there, where the next request
@@ -245,14 +226,5 @@ void gr_arena_forget(struct gr_arena *arena, uint64_t ptr);
  */
 void gr_arenas_quiesce(struct gr_context *context);
 void gr_arenas_resume(struct gr_context *context);
-
-/* Whether all bins of the class are empty. */
-bool gr_arenas_class_empty(struct gr_context *context, unsigned class);
-
-/* Called when bytes of the context's cache have gone to the driver: takes them off the count of preallocated bytes. */
-void gr_arenas_returned(struct gr_context *context, uint64_t bytes);
-
-/* The context is gone: uncharges and frees the blocks in the bins, whose memory went with it. Arenas quiesced. */
-void gr_arenas_context_gone(struct gr_context *context);
 
 #endif

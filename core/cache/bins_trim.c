@@ -8,6 +8,7 @@
 #include "base/counters.h"
 #include "base/size_class.h"
 #include "cache/arena.h"
+#include "cache/arenas.h"
 #include "cache/block.h"
 #include "cache/ledger.h"
 #include "context/context.h"

@@ -5,7 +5,7 @@
 #include "account/budget.h"
 #include "base/arith.h"
 #include "base/size_class.h"
-#include "cache/arena.h"
+#include "cache/arenas.h"
 #include "cache/bins_trim.h"
 #include "context/context.h"
 #include "fence/fence.h"

@@ -9,7 +9,7 @@
 #include "base/lock.h"
 #include "base/log.h"
 #include "base/size_class.h"
-#include "cache/arena.h"
+#include "cache/arenas.h"
 #include "cache/bins_trim.h"
 #include "context/context.h"
 #include "fence/fence.h"

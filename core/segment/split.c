@@ -16,6 +16,7 @@
 #include "base/metadata.h"
 #include "base/size_class.h"
 #include "cache/arena.h"
+#include "cache/arenas.h"
 #include "cache/ledger.h"
 #include "cache/pool_kind.h"
 #include "context/context.h"

@@ -2,7 +2,7 @@
 
 #include "account/budget.h"
 #include "base/lock.h"
-#include "cache/arena.h"
+#include "cache/arenas.h"
 #include "cache/bins_trim.h"
 #include "context/context.h"
 #include "fence/fence.h"

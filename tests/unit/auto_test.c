@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "alloc/pool.h"
+#include "cache/arenas.h"
 #include "check.h"
 #include "core.h"
 #include "reclaim/trim.h"

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "alloc/pool.h"
+#include "cache/arenas.h"
 #include "check.h"
 #include "core.h"
 #include "reclaim/trim.h"

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "alloc/pool.h"
+#include "cache/arenas.h"
 #include "cache/bins_trim.h"
 #include "check.h"
 #include "core.h"

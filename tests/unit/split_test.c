@@ -14,6 +14,7 @@
 
 #include "alloc/pool.h"
 #include "base/log.h"
+#include "cache/arenas.h"
 #include "check.h"
 #include "core.h"
 #include "reclaim/trim.h"
