@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "alloc/pool.h"
+#include "base/thread.h"
 #include "cache/arenas.h"
 #include "cache/block.h"
 

@@ -8,6 +8,7 @@
 
 #include "alloc/graph_hold.h"
 #include "alloc/ladder.h"
+#include "base/thread.h"
 #include "cache/arena.h"
 #include "cache/arenas.h"
 #include "cache/block.h"

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/attributes.h"
 #include "base/lock.h"
-#include "base/shard.h"
 
 #define CHUNK_BYTES ((size_t)2 << 20)   /* a huge page */
 #define PIECE_MOST  ((size_t)128 << 10) /* larger ones, such as big tables, are the C library's, and are freed */

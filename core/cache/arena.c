@@ -11,6 +11,7 @@
 #include "base/metadata.h"
 #include "base/shard.h"
 #include "base/size_class.h"
+#include "base/thread.h"
 #include "cache/ledger.h"
 #include "cache/pool_kind.h"
 #include "context/context.h"

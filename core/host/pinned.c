@@ -10,7 +10,6 @@
 #include "base/counters.h"
 #include "base/lock.h"
 #include "base/no_cancel.h"
-#include "base/shard.h"
 #include "base/size_class.h"
 #include "cache/block.h"
 #include "cache/ledger.h"

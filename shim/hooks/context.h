@@ -2,6 +2,7 @@
 #ifndef GR_HOOKS_CONTEXT_H
 #define GR_HOOKS_CONTEXT_H
 
+#include "base/thread.h"
 #include "shim.h"
 
 /* As gr_context_current, but always asks the driver which context is current. */
