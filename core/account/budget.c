@@ -201,7 +201,7 @@ static struct gr_slab *slab_find(struct gr_device *device, uint64_t page)
 }
 
 /* Corrects the charge of reserved_bytes to what the block takes; on failure to 0. */
-static int commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes)
+static int commit_block(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes)
 {
         struct gr_slab *slab;
         int rc = 0;
@@ -256,7 +256,7 @@ static int commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes,
 
 int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes)
 {
-        int rc = commit(device, ptr, capacity_bytes, reserved_bytes);
+        int rc = commit_block(device, ptr, capacity_bytes, reserved_bytes);
 
         gr_budget_answered(device, reserved_bytes);
         return rc;

@@ -31,7 +31,7 @@ void gr_figure_json(struct gr_json *json, enum gr_figure figure, uint64_t bytes)
         gr_json_bytes(json, row->json, row->kind == GR_FIGURE_KIND_CARD && bytes == 0 ? UINT64_MAX : bytes);
 }
 
-static void put_line(const uint64_t *figures, enum gr_figure_kind kind, const char *label, gr_sink *sink, void *arg)
+static void put_figures(const uint64_t *figures, enum gr_figure_kind kind, const char *label, gr_sink *sink, void *arg)
 {
         char line[512], size[GR_SIZE_TEXT_BYTES];
         size_t begin = (size_t)snprintf(line, sizeof(line), "    %s:", label), length = begin;
@@ -83,10 +83,10 @@ static void put_executables(const uint64_t *figures, gr_sink *sink, void *arg)
 
 void gr_figures_text(const uint64_t figures[GR_FIGURE_COUNT], gr_sink *sink, void *arg)
 {
-        put_line(figures, GR_FIGURE_KIND_NOW, "memory", sink, arg);
+        put_figures(figures, GR_FIGURE_KIND_NOW, "memory", sink, arg);
         put_graphs(figures, sink, arg);
-        put_line(figures, GR_FIGURE_KIND_BESIDE, "beside it", sink, arg);
+        put_figures(figures, GR_FIGURE_KIND_BESIDE, "beside it", sink, arg);
         put_executables(figures, sink, arg);
-        put_line(figures, GR_FIGURE_KIND_PEAK, "peak", sink, arg);
-        put_line(figures, GR_FIGURE_KIND_LIMIT, "limits", sink, arg);
+        put_figures(figures, GR_FIGURE_KIND_PEAK, "peak", sink, arg);
+        put_figures(figures, GR_FIGURE_KIND_LIMIT, "limits", sink, arg);
 }

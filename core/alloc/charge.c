@@ -13,7 +13,7 @@
 
 #define MOST_BYTES (UINT64_C(1) << 56) /* a charge of more would overflow the sums */
 
-/* The arguments of gr_charge_accounted, for attempt. */
+/* The arguments of gr_charge_accounted, for charge_and_allocate. */
 struct request {
         struct gr_core *core;
         struct gr_device *device;
@@ -23,7 +23,7 @@ struct request {
         void *arg;
 };
 
-static int attempt(void *arg)
+static int charge_and_allocate(void *arg)
 {
         struct request *request = arg;
         int rc;
@@ -68,15 +68,15 @@ int gr_charge_accounted(struct gr_core *core, struct gr_device *device, struct g
         assert(kind < GR_MEMORY_KIND_COUNT && allocate);
         assert((device == core->host) == (kind == GR_MEMORY_HOST)); /* host memory has a budget of its own */
         gr_lock_rank_assert_free_from(GR_RANK_LADDER);
-        rc = attempt(&request);
+        rc = charge_and_allocate(&request);
         if (rc == -ENOMEM || rc == -EDQUOT) {
                 context = device == core->host ? NULL : gr_charge_climber(core, device, context);
                 if (rc == -EDQUOT && !context)
                         gr_count(core, GR_COUNTER_limit_hits, 1);
                 if (device == core->host)
-                        return gr_pinned_retry(core, bytes, attempt, &request, rc);
+                        return gr_pinned_retry(core, bytes, charge_and_allocate, &request, rc);
                 if (context)
-                        rc = gr_ladder_climb_for(context, bytes, attempt, &request, rc);
+                        rc = gr_ladder_climb_for(context, bytes, charge_and_allocate, &request, rc);
         }
         if (!rc)
                 gr_budget_update_peak(device);

@@ -32,7 +32,7 @@ struct gr_graph_hold {
 };
 
 /* Counts a block as parked (1), or not (-1). Host memory is no part of what the device has reserved. */
-static void count(const struct gr_block *block, int sign)
+static void count_parked(const struct gr_block *block, int sign)
 {
         if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
                 return;
@@ -134,7 +134,7 @@ static bool leaves_to_join(struct gr_block *adjacent, void *arg)
 static void park(struct gr_graph_hold *hold, struct gr_block *block)
 {
         gr_assert_locked(&hold->core->holds_lock);
-        count(block, 1);
+        count_parked(block, 1);
         if (is_plain_range(block))
                 block = gr_graph_range_join(block, leaves_to_join, hold);
         atomic_store(&block->hold, hold->number);
@@ -201,7 +201,7 @@ struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_contex
         block = best_parked(hold, context, bytes);
         if (block) {
                 unlist(hold, block);
-                count(block, -1);
+                count_parked(block, -1);
                 rest = is_plain_range(block) ? gr_graph_range_cut(block, bytes) : NULL;
                 if (rest)
                         park(hold, rest);
@@ -221,7 +221,7 @@ static struct gr_block *unpark(struct gr_graph_hold *hold, bool ends)
                 if (!(block->flags & GR_BLOCK_GRAPH))
                         continue;
                 unlist(hold, block);
-                count(block, -1);
+                count_parked(block, -1);
                 atomic_store(&block->hold, 0);
                 LL_PREPEND(all, block);
         }
@@ -264,7 +264,7 @@ struct gr_block *gr_graph_holds_unpark(struct gr_core *core, struct gr_context *
                         if (context ? block->context != context : gr_block_state(block) != GR_BLOCK_GONE)
                                 continue;
                         unlist(hold, block);
-                        count(block, -1);
+                        count_parked(block, -1);
                         atomic_store(&block->hold, 0);
                         LL_PREPEND(all, block);
                 }
@@ -293,7 +293,7 @@ void gr_graph_holds_context_gone(struct gr_context *context)
                         if (block->context != context)
                                 continue;
                         unlist(hold, block);
-                        count(block, -1);
+                        count_parked(block, -1);
                         LL_PREPEND(gone, block);
                 }
         }

@@ -514,7 +514,7 @@ void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream)
                 free_unparked(hold, gr_graph_hold_end(hold), single_stream);
 }
 
-static bool collect_one(struct gr_context *context, void *arg)
+static bool collect_parked(struct gr_context *context, void *arg)
 {
         struct order order = collected(context);
         struct gr_block *block, *next;
@@ -541,7 +541,7 @@ void gr_pool_collect(struct gr_core *core)
 
         if (!gr_graph_holds_begin(core))
                 return;
-        gr_context_each(core, -1, collect_one, NULL);
+        gr_context_each(core, -1, collect_parked, NULL);
         for (block = gr_graph_holds_unpark(core, NULL); block; block = next) {
                 next = block->next;
                 gr_block_uncharge_and_delete(block);

@@ -54,7 +54,7 @@ static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_sourc
         return block;
 }
 
-GR_HOT_CODE static struct gr_block *take(struct gr_source_request *request, bool may_be_larger)
+GR_HOT_CODE static struct gr_block *take_from_cache(struct gr_source_request *request, bool may_be_larger)
 {
         struct gr_context *context = request->context;
 
@@ -75,12 +75,12 @@ GR_HOT_CODE static struct gr_block *take(struct gr_source_request *request, bool
 
 GR_HOT_CODE struct gr_block *gr_source_take(struct gr_source_request *request)
 {
-        return take(request, false);
+        return take_from_cache(request, false);
 }
 
 struct gr_block *gr_source_take_larger(struct gr_source_request *request)
 {
-        return take(request, true);
+        return take_from_cache(request, true);
 }
 
 int gr_source_fresh(const struct gr_source_request *request, struct gr_block **ret_block)

@@ -20,7 +20,7 @@ static void put_char(struct gr_json *json, char c)
         json->text[json->length++] = c;
 }
 
-static void put(struct gr_json *json, const char *text)
+static void put_text(struct gr_json *json, const char *text)
 {
         while (*text)
                 put_char(json, *text++);
@@ -34,7 +34,7 @@ static void put_quoted(struct gr_json *json, const char *text)
         for (; *text; text++) {
                 if ((unsigned char)*text < ' ') {
                         snprintf(code, sizeof(code), "\\u%04x", (unsigned char)*text);
-                        put(json, code);
+                        put_text(json, code);
                         continue;
                 }
                 if (*text == '"' || *text == '\\')
@@ -44,11 +44,11 @@ static void put_quoted(struct gr_json *json, const char *text)
         put_char(json, '"');
 }
 
-static void put_line(struct gr_json *json)
+static void put_new_line(struct gr_json *json)
 {
         put_char(json, '\n');
         for (unsigned i = 0; i < json->depth; i++)
-                put(json, "  ");
+                put_text(json, "  ");
 }
 
 /* Writes what comes before a value: comma, line break and name. */
@@ -57,12 +57,12 @@ static void entry(struct gr_json *json, const char *name)
         if (json->filled)
                 put_char(json, ',');
         if (json->depth > 0 && json->depth <= json->lines)
-                put_line(json);
+                put_new_line(json);
         else if (json->filled && json->lines)
                 put_char(json, ' ');
         if (name) {
                 put_quoted(json, name);
-                put(json, json->lines ? ": " : ":");
+                put_text(json, json->lines ? ": " : ":");
         }
         json->filled = true;
 }
@@ -103,7 +103,7 @@ void gr_json_close(struct gr_json *json)
         assert(json->depth > 0);
         json->depth--;
         if (json->filled && json->depth < json->lines)
-                put_line(json);
+                put_new_line(json);
         put_char(json, json->closing[json->depth]);
         json->filled = true;
 }
@@ -117,13 +117,13 @@ void gr_json_string(struct gr_json *json, const char *name, const char *text)
 void gr_json_bool(struct gr_json *json, const char *name, bool value)
 {
         entry(json, name);
-        put(json, value ? "true" : "false");
+        put_text(json, value ? "true" : "false");
 }
 
 void gr_json_null(struct gr_json *json, const char *name)
 {
         entry(json, name);
-        put(json, "null");
+        put_text(json, "null");
 }
 
 void gr_json_count(struct gr_json *json, const char *name, uint64_t count)
@@ -148,5 +148,5 @@ void gr_json_number(struct gr_json *json, const char *name, const char *format, 
         vsnprintf(number, sizeof(number), format, args);
         va_end(args);
         entry(json, name);
-        put(json, number);
+        put_text(json, number);
 }

@@ -48,7 +48,7 @@ bool gr_arenas_class_empty(struct gr_context *context, unsigned class)
         return true;
 }
 
-static void count(struct gr_arena *arena, struct gr_cache_counts *counts)
+static void count_arena(struct gr_arena *arena, struct gr_cache_counts *counts)
 {
         gr_arena_lock(arena);
         gr_fastbins_count(&arena->fastbins, &counts->hits, &counts->frees, &counts->blocks);
@@ -63,7 +63,7 @@ static void count(struct gr_arena *arena, struct gr_cache_counts *counts)
 void gr_arenas_count(struct gr_context *context, struct gr_cache_counts *counts)
 {
         for (struct gr_arena *arena = context->first_arena; arena; arena = gr_arena_next(arena, context->first_arena))
-                count(arena, counts);
+                count_arena(arena, counts);
 }
 
 void gr_arenas_returned(struct gr_context *context, uint64_t bytes)

@@ -107,7 +107,7 @@ static void empty(struct gr_ledger_shard *shard, size_t at)
 }
 
 /* Takes block out of the table; it must be in it. Lock held. */
-static void take_out(struct gr_ledger_shard *shard, struct gr_block *block)
+static void take_out_of_table(struct gr_ledger_shard *shard, struct gr_block *block)
 {
         size_t at = slot_of(shard, gr_ledger_mix(block->ptr), block->ptr);
 
@@ -151,7 +151,7 @@ static int take_stale(struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr
         if (stale) {
                 uint16_t before;
 
-                take_out(shard, stale);
+                take_out_of_table(shard, stale);
                 before = atomic_exchange(&stale->state, GR_BLOCK_GONE);
                 assert(before >> GR_HOME_SHIFT == 0 && before != GR_BLOCK_GONE);
                 if (before != GR_BLOCK_LIVE)
@@ -206,7 +206,7 @@ bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
         assert(atomic_load(&block->state) >> GR_HOME_SHIFT == 0);
         there = atomic_load(&block->state) != GR_BLOCK_GONE;
         if (there)
-                take_out(shard, block);
+                take_out_of_table(shard, block);
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         return there;
 }
@@ -218,7 +218,7 @@ GR_HOT_CODE enum gr_block_state gr_ledger_make_gone(struct gr_ledger *ledger, st
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         if (atomic_load(&block->state) != GR_BLOCK_GONE)
-                take_out(shard, block);
+                take_out_of_table(shard, block);
         /* Last: a thread that is handing it out sees that it is GONE, and frees it at once. */
         before = atomic_exchange(&block->state, GR_BLOCK_GONE);
         assert(before <= GR_BLOCK_GONE); /* it has no home */

@@ -24,7 +24,7 @@ struct drain {
         int rc;
 };
 
-static bool is_wanted(const struct drain *drain, const struct gr_context *context)
+static bool is_accessor(const struct drain *drain, const struct gr_context *context)
 {
         bool wanted = false;
 
@@ -37,7 +37,7 @@ static bool drain_one(struct gr_context *context, void *arg)
 {
         struct drain *drain = arg;
 
-        if (is_wanted(drain, context)) {
+        if (is_accessor(drain, context)) {
                 drain->rc = context->core->driver->context_drain(context->handle);
                 drain->drained += drain->rc == 0;
         }
@@ -51,7 +51,7 @@ static bool wait_one(struct gr_context *context, void *arg)
         uint64_t last_epoch = gr_fence_closed_epoch(fence);
 
         drain->rc = 0;
-        if (is_wanted(drain, context))
+        if (is_accessor(drain, context))
                 while (drain->rc == 0 && !gr_fence_idle(fence, last_epoch))
                         drain->rc = gr_fence_wait_oldest(fence, drain->deadline_ns);
         return drain->rc != -ETIMEDOUT;
@@ -163,7 +163,7 @@ int gr_fence_wait_work(struct gr_fence *fence)
         return rc ? driver->context_sync(fence->owner->handle) : 0;
 }
 
-static bool wait_for(struct gr_context *context, void *arg)
+static bool wait_for_context(struct gr_context *context, void *arg)
 {
         int *rc = arg;
 
@@ -181,7 +181,7 @@ int gr_fence_wait_all(struct gr_fence *fence)
 {
         int rc = 0;
 
-        gr_context_each(fence->core, gr_fence_has_peer(fence) ? -1 : fence->device->ordinal, wait_for, &rc);
+        gr_context_each(fence->core, gr_fence_has_peer(fence) ? -1 : fence->device->ordinal, wait_for_context, &rc);
         return rc;
 }
 

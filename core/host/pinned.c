@@ -87,7 +87,7 @@ static void put_waiting(struct gr_core *core, struct pinned *own)
 }
 
 /* Takes a block out of its bin. Lock held. */
-static void take_out(struct gr_core *core, struct pinned *own)
+static void take_out_of_bin(struct gr_core *core, struct pinned *own)
 {
         struct gr_pinned_bin *bin = bin_with(core, &own->block);
 
@@ -153,13 +153,13 @@ static struct pinned *take_usable(struct gr_context *context, size_t bytes, unsi
                 }
         }
         if (best)
-                take_out(core, best);
+                take_out_of_bin(core, best);
         gr_unlock(&core->pinned->lock);
         return best;
 }
 
 /* Finds out which epochs have passed. */
-static void refresh(struct gr_core *core)
+static void look_at_epochs(struct gr_core *core)
 {
         struct gr_fence *fence = core->process_fence;
 
@@ -181,7 +181,7 @@ struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsign
                 return NULL;
         own = take_usable(context, bytes, kind, &waiting);
         if (!own && waiting) {
-                refresh(core);
+                look_at_epochs(core);
                 own = take_usable(context, bytes, kind, &waiting);
         }
         return own ? &own->block : NULL;
@@ -309,7 +309,7 @@ static struct pinned *take_oldest(struct gr_core *core, struct gr_context *conte
                 oldest = older(core, bin->waiting, context, before_ns, oldest);
         }
         if (oldest)
-                take_out(core, oldest);
+                take_out_of_bin(core, oldest);
         gr_unlock(&core->pinned->lock);
         return oldest;
 }
@@ -467,7 +467,7 @@ static void forget_of(struct gr_core *core, struct gr_block *list, struct gr_con
         DL_FOREACH_SAFE (list, block, tmp) {
                 if (block->context != context)
                         continue;
-                take_out(core, (struct pinned *)block);
+                take_out_of_bin(core, (struct pinned *)block);
                 gr_block_uncharge(block);
                 gr_block_delete(block);
         }

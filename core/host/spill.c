@@ -18,7 +18,7 @@
 #define WAIT_NS UINT64_C(1000000000) /* longest wait for freed blocks to be returned */
 #define LOOK_NS UINT64_C(50000)
 
-static bool collect_one(struct gr_context *context, void *arg)
+static bool collect_spilled(struct gr_context *context, void *arg)
 {
         bool *waiting = arg;
 
@@ -40,7 +40,7 @@ static int reserve_patiently(struct gr_context *context, uint64_t bytes)
                 uint64_t ended = atomic_load(&device->spill_ended);
                 bool waiting = false;
 
-                gr_context_each(context->core, device->ordinal, collect_one, &waiting);
+                gr_context_each(context->core, device->ordinal, collect_spilled, &waiting);
                 if (gr_budget_add_up_to(&device->spilled_bytes, bytes, atomic_load(&device->spill_bytes)))
                         return 0;
                 if ((!waiting && atomic_load(&device->spill_begun) == ended) || driver->now_ns() >= deadline_ns)

@@ -49,7 +49,7 @@ static bool worth_it(struct gr_proactive *proactive, double pressure, uint64_t n
         return proactive->cost_ns <= share * (double)(now_ns - proactive->ended_ns);
 }
 
-static uint64_t run(struct gr_context *context, struct gr_pressure pressure, uint64_t live)
+static uint64_t run_purge(struct gr_context *context, struct gr_pressure pressure, uint64_t live)
 {
         struct gr_device *device = context->device;
         struct idle idle = {.now_ns = context->core->driver->now_ns()};
@@ -86,7 +86,7 @@ void gr_proactive_run(struct gr_context *context)
                 atomic_store(&core->memory_is_short, false);
                 gr_pressure_note(context); /* another thread may have taken more meanwhile */
         } else if (worth_it(proactive, gr_pressure_of(pressure, gr_budget_cached(context->device)), now_ns)) {
-                freed = run(context, pressure, live);
+                freed = run_purge(context, pressure, live);
                 end_ns = core->driver->now_ns();
                 proactive->cost_ns = COST_KEPT * proactive->cost_ns + (1 - COST_KEPT) * (double)(end_ns - now_ns);
                 proactive->ended_ns = end_ns;

@@ -65,8 +65,8 @@ out:
  * Waits until run number `run` of the slot has ended. False: deadline_ns came first. Registry lock held, but released
  * meanwhile.
  */
-GR_NOT_CHECKED static bool wait_for(struct gr_core *core, struct gr_reclaimable_slot *slot, uint64_t run,
-                                    uint64_t deadline_ns)
+GR_NOT_CHECKED static bool wait_for_run(struct gr_core *core, struct gr_reclaimable_slot *slot, uint64_t run,
+                                        uint64_t deadline_ns)
 {
         const struct gr_driver *driver = core->driver;
         uint64_t pause_ns = PAUSE_FIRST_NS;
@@ -99,7 +99,7 @@ int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *recla
                 slot->entry = NULL; /* not called again from here on */
                 rc = 0;
                 if (slot->running && !(slot->started && pthread_equal(slot->runner, pthread_self())) &&
-                    !wait_for(core, slot, slot->runs, core->driver->now_ns() + GR_RECLAIMABLE_LEAVE_NS))
+                    !wait_for_run(core, slot, slot->runs, core->driver->now_ns() + GR_RECLAIMABLE_LEAVE_NS))
                         rc = -EBUSY;
                 break;
         }
@@ -176,7 +176,7 @@ GR_NOT_CHECKED static void call_slot(struct gr_core *core, struct gr_reclaimable
                  * for.
                  */
                 if (!slot->late)
-                        wait_for(core, slot, run, now_ns + limit_ns);
+                        wait_for_run(core, slot, run, now_ns + limit_ns);
                 return;
         }
         slot->running = true;
@@ -198,7 +198,7 @@ GR_NOT_CHECKED static void call_slot(struct gr_core *core, struct gr_reclaimable
                 assert(slot->running && !slot->started);
                 slot->runs++;
                 slot->running = false;
-        } else if (!wait_for(core, slot, run, now_ns + limit_ns) && !patience_ns) {
+        } else if (!wait_for_run(core, slot, run, now_ns + limit_ns) && !patience_ns) {
                 slot->late = true;
                 if (slot->entry)
                         judge(core, slot, -ETIMEDOUT);

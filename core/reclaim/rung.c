@@ -40,13 +40,13 @@ static bool trim_one(struct gr_context *context, void *arg)
 }
 
 /* Around a wait of the host: releases the ladder's lock, as the GPU may wait for a thread that needs it. */
-GR_NOT_CHECKED static void begin_wait(struct gr_context *context, const struct reclaim *reclaim)
+GR_NOT_CHECKED static void unlock_ladder(struct gr_context *context, const struct reclaim *reclaim)
 {
         if (reclaim->locked)
                 gr_unlock(&context->device->ladder_lock);
 }
 
-GR_NOT_CHECKED static void end_wait(struct gr_context *context, const struct reclaim *reclaim)
+GR_NOT_CHECKED static void relock_ladder(struct gr_context *context, const struct reclaim *reclaim)
 {
         if (reclaim->locked)
                 gr_lock(&context->device->ladder_lock);
@@ -56,9 +56,9 @@ static int sync_unlocked(struct gr_context *context, const struct reclaim *recla
 {
         int rc;
 
-        begin_wait(context, reclaim);
+        unlock_ladder(context, reclaim);
         rc = gr_fence_sync_by(context->fence, deadline_ns);
-        end_wait(context, reclaim);
+        relock_ladder(context, reclaim);
         return rc;
 }
 
@@ -66,9 +66,9 @@ static int wait_oldest_unlocked(struct gr_context *context, const struct reclaim
 {
         int rc;
 
-        begin_wait(context, reclaim);
+        unlock_ladder(context, reclaim);
         rc = gr_fence_wait_oldest(context->fence, deadline_ns);
-        end_wait(context, reclaim);
+        relock_ladder(context, reclaim);
         return rc;
 }
 
@@ -190,15 +190,15 @@ static uint64_t trim_in_order(struct gr_context *context, const struct reclaim *
         if (atomic_load(&device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) == 0 &&
             atomic_load(&device->kind_bytes[GR_MEMORY_GRAPH]) == 0)
                 return 0;
-        begin_wait(context, reclaim);
+        unlock_ladder(context, reclaim);
         gr_context_each(context->core, device->ordinal, wait_driver, &deadline_ns);
-        end_wait(context, reclaim);
+        relock_ladder(context, reclaim);
         return trim_driver(context);
 }
 
 /* As gr_rung_run, or with `locked` as gr_rung_run_locked. */
-static uint64_t run(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, bool locked,
-                    bool *ret_overtaken)
+static uint64_t run_maybe_locked(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, bool locked,
+                                 bool *ret_overtaken)
 {
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
@@ -261,12 +261,12 @@ uint64_t gr_rung_run(struct gr_context *context, enum gr_rung rung, uint64_t wan
 {
         bool overtaken;
 
-        return run(context, rung, want_bytes, false, &overtaken);
+        return run_maybe_locked(context, rung, want_bytes, false, &overtaken);
 }
 
 uint64_t gr_rung_run_locked(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, bool *ret_overtaken)
 {
         gr_assert_locked(&context->device->ladder_lock);
         assert(rung == GR_RUNG_TRIM || rung == GR_RUNG_DRIVER || rung == GR_RUNG_SYNC);
-        return run(context, rung, want_bytes, true, ret_overtaken);
+        return run_maybe_locked(context, rung, want_bytes, true, ret_overtaken);
 }

@@ -230,7 +230,7 @@ void gr_region_file_close(int fd)
         close(fd);
 }
 
-static void set_up(struct gr_region_map *map, uint64_t cookie)
+static void set_up_map(struct gr_region_map *map, uint64_t cookie)
 {
         atomic_store(&map->version, GR_REGION_VERSION);
         atomic_store(&map->slot_count, GR_REGION_SLOTS);
@@ -336,7 +336,7 @@ static int make(struct gr_region *region, int fd)
         ticket.ipc_namespace = ipc_namespace();
         ticket.cookie = region->ops->now_ns() ^ region->token << 20 ^ (uint64_t)id << 40;
         ticket.check = check_of(&ticket);
-        set_up(map, ticket.cookie);
+        set_up_map(map, ticket.cookie);
         if (pwrite(fd, &ticket, sizeof(ticket), 0) != sizeof(ticket)) {
                 int rc = errno == ENOSPC || errno == EDQUOT ? -ENOSPC : -EIO;
 

@@ -10,7 +10,7 @@
 #define RUNG_MOST  32u
 
 /* This process's slot; NULL: it is no member. */
-static struct gr_slot *slot_of(struct gr_region *region)
+static struct gr_slot *slot_of_process(struct gr_region *region)
 {
         int slot = atomic_load(&region->slot);
 
@@ -34,14 +34,14 @@ static bool answered(uint32_t answer, uint32_t sequence)
 
 uint32_t gr_region_seen(struct gr_region *region)
 {
-        struct gr_slot *slot = slot_of(region);
+        struct gr_slot *slot = slot_of_process(region);
 
         return slot ? atomic_load(&slot->request) : 0;
 }
 
 void gr_region_wait(struct gr_region *region, uint32_t seen, uint64_t timeout_ns)
 {
-        struct gr_slot *slot = slot_of(region);
+        struct gr_slot *slot = slot_of_process(region);
 
         if (slot)
                 region->ops->wait(&slot->request, seen, timeout_ns);
@@ -49,7 +49,7 @@ void gr_region_wait(struct gr_region *region, uint32_t seen, uint64_t timeout_ns
 
 void gr_region_wake_self(struct gr_region *region)
 {
-        struct gr_slot *slot = slot_of(region);
+        struct gr_slot *slot = slot_of_process(region);
 
         if (!slot)
                 return;
@@ -59,7 +59,7 @@ void gr_region_wake_self(struct gr_region *region)
 
 bool gr_region_take(struct gr_region *region, struct gr_request *ret)
 {
-        struct gr_slot *slot = slot_of(region);
+        struct gr_slot *slot = slot_of_process(region);
 
         if (!slot || atomic_load(&region->map->owners[slot - region->map->slots]) != region->token)
                 return false;
@@ -81,7 +81,7 @@ bool gr_region_take(struct gr_region *region, struct gr_request *ret)
 
 void gr_region_answer(struct gr_region *region, const struct gr_request *request, uint64_t given_bytes)
 {
-        struct gr_slot *slot = slot_of(region);
+        struct gr_slot *slot = slot_of_process(region);
 
         if (!slot)
                 return;
@@ -263,7 +263,7 @@ static size_t ask_round(struct gr_region *region, struct candidate *candidates, 
 
 void gr_region_waiting(struct gr_region *region, int64_t bytes)
 {
-        struct gr_slot *slot = slot_of(region);
+        struct gr_slot *slot = slot_of_process(region);
         uint64_t before, after;
 
         if (!slot)
@@ -290,7 +290,7 @@ bool gr_region_awaited(struct gr_region *region)
 uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t quiet_ns, bool cached_only)
 {
         struct patience left = {.quiet_ns = quiet_ns};
-        struct gr_slot *own = slot_of(region);
+        struct gr_slot *own = slot_of_process(region);
         struct candidate *candidates;
         size_t count, asked = 0;
         uint64_t given = 0;

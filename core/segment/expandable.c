@@ -201,7 +201,7 @@ static struct gr_range *idle_range(struct gr_context *context, uint64_t want_byt
         return NULL;
 }
 
-static uint64_t unmap(struct gr_context *context, struct gr_range *range, bool fresh)
+static uint64_t unmap_range(struct gr_context *context, struct gr_range *range, bool fresh)
 {
         struct gr_segment *segment = range->segment;
         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range), gone = 0;
@@ -235,12 +235,12 @@ static uint64_t unmap(struct gr_context *context, struct gr_range *range, bool f
 
 uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range)
 {
-        return unmap(context, range, false);
+        return unmap_range(context, range, false);
 }
 
 uint64_t gr_expandable_unmap_fresh(struct gr_context *context, struct gr_range *range)
 {
-        return unmap(context, range, true);
+        return unmap_range(context, range, true);
 }
 
 /* Lock not held. */

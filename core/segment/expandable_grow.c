@@ -61,7 +61,7 @@ static bool is_hole_or_usable(const struct gr_range *range)
                           gr_fence_usable(range->block.context->fence, range->block.freed_epoch)));
 }
 
-static void leave(struct gr_split *split, struct gr_range *range)
+static void unlist_range(struct gr_split *split, struct gr_range *range)
 {
         if (range->state == GR_RANGE_HOLE)
                 gr_extent_hole_leave(range);
@@ -69,7 +69,7 @@ static void leave(struct gr_split *split, struct gr_range *range)
                 gr_range_leave(split, range);
 }
 
-static void enter(struct gr_split *split, struct gr_range *range)
+static void list_range(struct gr_split *split, struct gr_range *range)
 {
         if (range->state == GR_RANGE_HOLE)
                 gr_extent_hole_enter(range);
@@ -85,7 +85,7 @@ struct place {
 };
 
 /* Makes [at, at + bytes) the best place if all of it is free or a hole, and less must be mapped than for best. */
-static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct place *best)
+static void weigh_place(struct gr_range *range, uint64_t at, size_t bytes, struct place *best)
 {
         struct place place = {.range = range, .at = at};
         uint64_t end = at + bytes;
@@ -112,9 +112,9 @@ static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
         gr_assert_range_locked(hole);
         if (is_hole_or_usable(hole->before))
                 first = hole->before;
-        weigh(first, first->block.ptr, bytes, best);
+        weigh_place(first, first->block.ptr, bytes, best);
         if (first != hole)
-                weigh(hole, hole->block.ptr, bytes, best); /* in case the range before it must not be opened */
+                weigh_place(hole, hole->block.ptr, bytes, best); /* in case the range before it must not be opened */
         if (!hole->after)
                 return; /* the end of the segment */
         if (is_hole_or_usable(hole->after))
@@ -127,7 +127,7 @@ static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
                 if (!is_hole_or_usable(last)) /* asked once: another thread may make it usable at any moment */
                         return;
         }
-        weigh(last, last->state == GR_RANGE_HOLE ? gr_page_down(at) : at, bytes, best);
+        weigh_place(last, last->state == GR_RANGE_HOLE ? gr_page_down(at) : at, bytes, best);
 }
 
 /*
@@ -159,7 +159,7 @@ static struct gr_range *cut(struct gr_split *split, struct gr_range *range, uint
         struct gr_range *rest = gr_range_cut(range, bytes);
 
         if (rest)
-                enter(split, keep_front ? rest : range);
+                list_range(split, keep_front ? rest : range);
         return !rest ? NULL : keep_front ? range : rest;
 }
 
@@ -170,11 +170,11 @@ static struct gr_range *claim_place(struct gr_split *split, const struct place *
         uint64_t end = place->at + bytes, stop;
         enum gr_range_state state = range->state;
 
-        leave(split, range);
+        unlist_range(split, range);
         if (range->block.ptr < place->at) {
                 after = cut(split, range, place->at - range->block.ptr, false);
                 if (!after) {
-                        enter(split, range);
+                        list_range(split, range);
                         return NULL;
                 }
                 range = after;
@@ -182,7 +182,7 @@ static struct gr_range *claim_place(struct gr_split *split, const struct place *
         gr_range_become(range, GR_RANGE_BUSY);
         while (gr_range_end(range) < end) {
                 after = range->after;
-                leave(split, after);
+                unlist_range(split, after);
                 state = after->state;
                 gr_range_swallow(range, after);
         }
@@ -195,7 +195,7 @@ static struct gr_range *claim_place(struct gr_split *split, const struct place *
                         return NULL;
                 }
                 gr_range_become(after, state);
-                enter(split, after);
+                list_range(split, after);
         }
         return range;
 }
@@ -409,8 +409,8 @@ struct growth {
 };
 
 /* Chooses the place; least_bytes > 0: one so wide that as much is mapped. -ENOSPC or -ENOMEM. Lock not held. */
-static int claim(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes, uint64_t least_bytes,
-                 struct growth *growth)
+static int choose_place(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes, uint64_t least_bytes,
+                        struct growth *growth)
 {
         struct gr_split *split = context->split;
         struct place place;
@@ -513,14 +513,14 @@ static int map_memory(struct gr_context *context, uint64_t least_bytes, struct g
  * As gr_expandable_grow. least_bytes > 0: the place is made so wide that as much is mapped for it. -EAGAIN: that could
  * not be mapped. Lock not held.
  */
-static int grow(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes, uint64_t least_bytes,
-                struct gr_block **ret_block)
+static int grow_at(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes, uint64_t least_bytes,
+                   struct gr_block **ret_block)
 {
         struct gr_split *split = context->split;
         struct gr_block *block;
         struct growth growth;
         uint64_t come;
-        int rc = claim(context, kind, bytes, least_bytes, &growth);
+        int rc = choose_place(context, kind, bytes, least_bytes, &growth);
 
         if (rc)
                 return rc;
@@ -595,14 +595,14 @@ int gr_expandable_grow(struct gr_context *context, enum gr_expandable_kind kind,
 {
         uint64_t least_bytes =
                 gr_is_graph_kind(kind) ? least_to_map_for_graph(context, bytes) : least_to_map(context, bytes);
-        int rc = grow(context, kind, bytes, least_bytes, ret_block);
+        int rc = grow_at(context, kind, bytes, least_bytes, ret_block);
         bool little = bytes <= atomic_load(&context->device->reserved_bytes) / EXTRA_ROOM_SHARE;
 
         /* Where a large request fails for lack of memory, there may still be enough for a little more. */
         if (rc == -EAGAIN || (rc == -ENOMEM && little))
                 atomic_store(&context->split->extra_refused, true);
         if (rc == -EAGAIN)
-                rc = grow(context, kind, bytes, 0, ret_block);
+                rc = grow_at(context, kind, bytes, 0, ret_block);
         if (gr_is_graph_kind(kind) && (rc == -ENOMEM || rc == -EDQUOT) &&
             gr_budget_returnable(context->device) < bytes && grow_by_moves(context, kind, bytes, ret_block) == 0)
                 rc = 0;

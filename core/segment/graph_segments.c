@@ -240,7 +240,7 @@ static bool may_leave(struct gr_range *adjacent, gr_graph_range_leaves *leaves, 
         return adjacent && adjacent->state == GR_RANGE_USED && leaves(&adjacent->block, arg);
 }
 
-static void join(struct gr_range *range, struct gr_range *after)
+static void join_ranges(struct gr_range *range, struct gr_range *after)
 {
         struct gr_block *block = &range->block;
         const struct gr_context *context = block->context;
@@ -261,10 +261,10 @@ struct gr_block *gr_graph_range_join(struct gr_block *block, gr_graph_range_leav
         gr_lock(&split->lock);
         if (gr_block_state(block) != GR_BLOCK_GONE) { /* else its segment has gone, too */
                 if (may_leave(range->after, leaves, arg))
-                        join(range, range->after);
+                        join_ranges(range, range->after);
                 if (may_leave(range->before, leaves, arg)) {
                         range = range->before;
-                        join(range, range->after);
+                        join_ranges(range, range->after);
                 }
         }
         gr_unlock(&split->lock);

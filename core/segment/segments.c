@@ -79,7 +79,7 @@ bool gr_segments_serve_ahead(struct gr_context *context, const struct gr_segment
 }
 
 /* Counts a range as waiting, which the caller puts into the queue. */
-static void begin_wait(struct gr_split *split, struct gr_range *range)
+static void count_waiting(struct gr_split *split, struct gr_range *range)
 {
         gr_assert_locked(&split->lock);
         gr_range_become(range, GR_RANGE_WAITING);
@@ -91,7 +91,7 @@ void gr_segments_wait(struct gr_split *split, struct gr_range *range)
 {
         struct gr_block *block = &range->block;
 
-        begin_wait(split, range);
+        count_waiting(split, range);
         DL_APPEND(split->queue, block);
 }
 
@@ -113,7 +113,7 @@ static void wait_among(struct gr_split *split, struct gr_block *early)
                 DL_DELETE(early, block);
                 while (later->freed_epoch <= block->freed_epoch)
                         later = later->next;
-                begin_wait(split, gr_range_of(block));
+                count_waiting(split, gr_range_of(block));
                 DL_PREPEND_ELEM(split->queue, later, block);
         }
 }
