@@ -62,7 +62,7 @@ static struct gr_region *charged_region(struct member *member)
 }
 
 /* Account lock held. */
-static void count(struct member *member, uint64_t bytes)
+static void count_in_region(struct member *member, uint64_t bytes)
 {
         struct gr_region *region = charged_region(member);
 
@@ -93,7 +93,7 @@ static int group_reserve(void *arg, uint64_t bytes)
         if (rc == -ENOTCONN) {
                 rc = atomic_load(&member->device->reserved_bytes) <= member->group_limit ? 0 : -EDQUOT;
                 if (rc == 0)
-                        count(member, bytes);
+                        count_in_region(member, bytes);
         }
         gr_unlock(&member->account_lock);
         return rc;
@@ -104,7 +104,7 @@ static void group_adjust(void *arg, int64_t bytes)
         struct member *member = arg;
 
         gr_lock(&member->account_lock);
-        count(member, (uint64_t)bytes);
+        count_in_region(member, (uint64_t)bytes);
         gr_unlock(&member->account_lock);
 }
 
@@ -151,7 +151,7 @@ static int name_file(struct member *member)
 }
 
 /* Opens a region and joins it. NULL: failed, -errno in *ret_rc. */
-static struct gr_region *enter(struct member *member, int *ret_rc)
+static struct gr_region *open_region(struct member *member, int *ret_rc)
 {
         char dir[GR_REGION_PATH_BYTES];
         struct gr_identity self;
@@ -301,9 +301,9 @@ static void serve_one(struct member *member, struct gr_region *region)
  * Joins a new region. Called again where the file was removed, where another process took the slot because this one was
  * stopped for long, or where there was no free slot. NULL: failed, -errno in *ret_rc.
  */
-static struct gr_region *join(struct member *member, int *ret_rc)
+static struct gr_region *join_region(struct member *member, int *ret_rc)
 {
-        struct gr_region *region = enter(member, ret_rc), *old;
+        struct gr_region *region = open_region(member, ret_rc), *old;
 
         if (!region)
                 return NULL;
@@ -360,7 +360,7 @@ static struct gr_region *join_late(struct member *member)
         int rc;
 
         while (!region && !atomic_load(&member->stop) && !left_alone()) {
-                region = join(member, &rc);
+                region = join_region(member, &rc);
                 if (region) {
                         gr_log(GR_LOG_INFO, "device %d: other processes are seen from now on", member->device->ordinal);
                         break;
@@ -375,7 +375,7 @@ static struct gr_region *join_late(struct member *member)
 }
 
 /* The thread of one device. */
-static void *serve(void *arg)
+static void *serve_neighbours(void *arg)
 {
         struct member *member = arg;
         struct gr_region *region, *again;
@@ -403,7 +403,7 @@ static void *serve(void *arg)
                 if (!changed && left_alone())
                         break;
                 if (!gr_region_member(region)) {
-                        again = join(member, &rc);
+                        again = join_region(member, &rc);
                         region = again ? again : region;
                         seen = gr_region_seen(region);
                 }
@@ -431,7 +431,7 @@ GR_HELD(all_lock) static void start_thread(struct member *member)
         gr_assert_locked(&all_lock);
         assert(member->device && !atomic_load(&member->running)); /* one thread for each device */
         atomic_store(&member->running, true);
-        if (gr_workers_start_thread(serve, member)) {
+        if (gr_workers_start_thread(serve_neighbours, member)) {
                 all.threads++;
         } else {
                 atomic_store(&member->running, false);
@@ -481,7 +481,7 @@ GR_HELD(all_lock) static void join_locked(struct member *member)
                 say_alone(member, "GPURECLAIM_NEIGHBOUR=0");
                 return;
         }
-        if (!join(member, &rc))
+        if (!join_region(member, &rc))
                 say_alone(member, rc == -ENODEV ? "the driver does not tell the card's UUID" : strerror(-rc));
         start_thread(member);
 }

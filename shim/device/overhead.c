@@ -120,7 +120,7 @@ GR_HELD(lock) static bool measure(struct gr_device *device, struct look *look, u
 }
 
 /* Lock held. */
-GR_HELD(lock) static void count(struct gr_device *device, uint64_t bytes)
+GR_HELD(lock) static void count_overhead(struct gr_device *device, uint64_t bytes)
 {
         uint64_t counted = atomic_load(&device->kind_bytes[GR_MEMORY_DRIVER]);
 
@@ -182,7 +182,7 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
                 if (measure(device, look, &bytes)) {
                         atomic_store(&device->driver_bytes, bytes);
                         if (gr_overhead_counted())
-                                count(device, bytes);
+                                count_overhead(device, bytes);
                 } else if (gr_overhead_counted() && !look->warned) {
                         look->warned = true;
                         gr_log(GR_LOG_WARN,

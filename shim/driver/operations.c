@@ -119,7 +119,7 @@ bool gr_operations_allow_in_captures(CUstreamCaptureMode *ret_mode)
  * While the driver still finishes work of its own, it may answer NOT_READY to a call that it accepts a moment later
  * (seen with cuMemSetAccess). So such a call is repeated, READY_TRIES times at most. False: repeat it.
  */
-static bool is_ready(CUresult result, unsigned *tries)
+static bool is_final(CUresult result, unsigned *tries)
 {
         if (result != CUDA_ERROR_NOT_READY || ++*tries > READY_TRIES)
                 return true;
@@ -133,7 +133,7 @@ static bool is_ready(CUresult result, unsigned *tries)
                                                                                                                        \
                 do                                                                                                     \
                         (result) = (call);                                                                             \
-                while (!is_ready((result), &tries));                                                                   \
+                while (!is_final((result), &tries));                                                                   \
         } while (0)
 
 /* As gr_errno_of, for allocations: NOT_READY is -ENOMEM, which makes the ladder try again. */
@@ -142,13 +142,13 @@ static int to_errno_of_memory(CUresult result)
         return result == CUDA_ERROR_NOT_READY ? -ENOMEM : gr_errno_of(result);
 }
 
-/* Makes context current; false where that fails, and then leave must not be called. */
-static bool enter(void *context)
+/* Makes context current; false where that fails, and then pop_context must not be called. */
+static bool push_context(void *context)
 {
         return gr_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
 }
 
-static void leave(void)
+static void pop_context(void)
 {
         CUcontext context;
 
@@ -206,7 +206,7 @@ static CUstream release_stream(void *context)
         HASH_FIND_PTR(streams, &context, entry);
         if (entry) {
                 stream = entry->stream;
-        } else if (enter(context)) {
+        } else if (push_context(context)) {
                 entry = calloc(1, sizeof(*entry));
                 if (entry && gr_real.cuStreamCreate(&entry->stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS) {
                         entry->context = context;
@@ -217,7 +217,7 @@ static CUstream release_stream(void *context)
                 } else {
                         free(entry);
                 }
-                leave();
+                pop_context();
         }
         gr_unlock(&streams_lock);
         return stream;
@@ -322,10 +322,10 @@ static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
         GR_NO_CANCEL;
 
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0);
-        if (gr_real.cuDeviceGetCount(&devices) != CUDA_SUCCESS || !enter(context))
+        if (gr_real.cuDeviceGetCount(&devices) != CUDA_SUCCESS || !push_context(context))
                 return -ENOTSUP;
         result = gr_real.cuCtxGetDevice(&dev);
-        leave();
+        pop_context();
         if (result != CUDA_SUCCESS ||
             gr_real.cuDeviceGetAttribute(&mappable, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, dev) !=
                     CUDA_SUCCESS ||
@@ -446,7 +446,7 @@ GR_HELD(gr_mappings) void gr_operations_disown(uint64_t ptr)
 
 /* Lock held. Maps memory of device at ptr and enters it by gr_operations_adopt. On failure nothing is mapped. */
 GR_HELD(gr_mappings)
-static CUresult map(uint64_t ptr, size_t bytes, CUmemGenericAllocationHandle memory, int device)
+static CUresult map_at(uint64_t ptr, size_t bytes, CUmemGenericAllocationHandle memory, int device)
 {
         CUresult result;
 
@@ -460,8 +460,8 @@ static CUresult map(uint64_t ptr, size_t bytes, CUmemGenericAllocationHandle mem
         return result;
 }
 
-/* Lock held. Unmaps what map has mapped, and releases handle; 0: the memory is kept. */
-GR_HELD(gr_mappings) static CUresult unmap(uint64_t ptr, size_t bytes, uint64_t handle)
+/* Lock held. Unmaps what map_at has mapped, and releases handle; 0: the memory is kept. */
+GR_HELD(gr_mappings) static CUresult unmap_at(uint64_t ptr, size_t bytes, uint64_t handle)
 {
         CUresult result;
 
@@ -490,7 +490,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
                 ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
         if (result == CUDA_SUCCESS) {
                 gr_lock(&gr_mappings);
-                result = map(ptr, bytes, memory, device);
+                result = map_at(ptr, bytes, memory, device);
                 if (result != CUDA_SUCCESS && !*handle)
                         gr_real.cuMemRelease(memory);
                 gr_unlock(&gr_mappings);
@@ -506,15 +506,15 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
 {
         GR_NO_CANCEL;
         CUstreamCaptureMode mode = gr_operations_relax_captures();
-        bool entered = context && enter(context);
+        bool entered = context && push_context(context);
         CUresult result;
 
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
         gr_lock(&gr_mappings);
-        result = unmap(ptr, bytes, handle);
+        result = unmap_at(ptr, bytes, handle);
         gr_unlock(&gr_mappings);
         if (entered)
-                leave();
+                pop_context();
         gr_operations_restore_captures(mode);
         callbacks->going_on();
         return gr_errno_of(result);
@@ -571,10 +571,10 @@ static int driver_mem_info(void *context, uint64_t *ret_free_bytes, uint64_t *re
         GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
-        if (!enter(context))
+        if (!push_context(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         result = gr_real.cuMemGetInfo_v2(&free_bytes, &total_bytes);
-        leave();
+        pop_context();
         if (result == CUDA_SUCCESS) {
                 *ret_free_bytes = free_bytes;
                 *ret_total_bytes = total_bytes;
@@ -588,10 +588,10 @@ static int driver_event_create(void *context, void **ret_event)
         CUresult result;
         GR_NO_CANCEL;
 
-        if (!enter(context))
+        if (!push_context(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         result = gr_real.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
-        leave();
+        pop_context();
         if (result == CUDA_SUCCESS)
                 *ret_event = event;
         return gr_errno_of(result);
@@ -638,12 +638,12 @@ static int driver_context_sync(void *context)
         GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
-        if (!enter(context))
+        if (!push_context(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         mode = gr_operations_relax_captures(); /* a capture in another context must not make this fail */
         result = gr_real.cuCtxSynchronize();
         gr_operations_restore_captures(mode);
-        leave();
+        pop_context();
         return to_errno_or_busy(result);
 }
 
@@ -659,14 +659,14 @@ static int driver_context_drain(void *context)
         GR_NO_CANCEL;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
-        if (!enter(context))
+        if (!push_context(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         mode = gr_operations_relax_captures();
         result = gr_real.cuMemHostAlloc(&page, DRAIN_BYTES, 0);
         if (result == CUDA_SUCCESS)
                 result = gr_real.cuMemFreeHost(page);
         gr_operations_restore_captures(mode);
-        leave();
+        pop_context();
         return gr_errno_of(result);
 }
 
@@ -708,12 +708,12 @@ static int driver_host_free(void *context, uint64_t ptr)
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         assert(ptr != 0);
-        if (!enter(context))
+        if (!push_context(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         mode = gr_operations_relax_captures();
         result = gr_real.cuMemFreeHost((void *)(uintptr_t)ptr);
         gr_operations_restore_captures(mode);
-        leave();
+        pop_context();
         return gr_errno_of(result);
 }
 

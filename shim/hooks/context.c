@@ -116,7 +116,7 @@ struct gr_context *gr_context_known(CUcontext handle)
 }
 
 /* Adds the context to the core. Where it is not the only one, no thread trusts what it remembers any more. */
-static struct gr_context *add(CUcontext handle, CUdevice dev)
+static struct gr_context *add_context(CUcontext handle, CUdevice dev)
 {
         struct gr_context *context = gr_core_context_add(&gr_core, handle, dev), *first = NULL;
 
@@ -129,7 +129,7 @@ static struct gr_context *add(CUcontext handle, CUdevice dev)
 }
 
 /* The slow path: the current context is not the one that this thread used last. */
-static struct gr_context *look_up(CUcontext handle)
+static struct gr_context *look_up_context(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
         CUstreamCaptureMode mode;
@@ -156,7 +156,7 @@ static struct gr_context *look_up(CUcontext handle)
         gr_operations_restore_captures(mode);
         if (owner) {
                 gr_device_use(dev);
-                context = add(owner, dev);
+                context = add_context(owner, dev);
         }
         gr_unlock(&gr_primary_locks[dev]);
         if (context && gr_overhead_counted())
@@ -174,7 +174,7 @@ struct gr_context *gr_context_ask(void)
                 return NULL;
         if (gr_thread.handle != handle || gr_thread.looked_up_version != now) {
                 GR_KEEP_ERRNO;
-                gr_thread.context = look_up(handle);
+                gr_thread.context = look_up_context(handle);
                 gr_thread.handle = handle;
                 gr_thread.runtimes = 0;
                 gr_thread.looked_up_version = gr_thread.context ? now : 0;
@@ -295,7 +295,7 @@ static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made
                 if (made)
                         is_new(*context);
                 gr_overhead_took_else();
-                add(*context, dev);
+                add_context(*context, dev);
                 if (gr_overhead_counted())
                         gr_overhead_look(&gr_core.devices[dev], 0);
         }

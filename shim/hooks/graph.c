@@ -262,7 +262,7 @@ GR_HELD(lock) static struct exec *find_exec(CUgraphExec handle)
 }
 
 /* Adds or takes away one in all counts. Lock held. */
-GR_HELD(lock) static void count(const struct exec *exec, int sign)
+GR_HELD(lock) static void count_exec(const struct exec *exec, int sign)
 {
         gr_assert_locked(&lock);
         if (exec->device)
@@ -272,7 +272,7 @@ GR_HELD(lock) static void count(const struct exec *exec, int sign)
 }
 
 /* Takes what is known of this handle out of the table. NULL: nothing. */
-static struct exec *take(CUgraphExec handle)
+static struct exec *take_exec(CUgraphExec handle)
 {
         struct exec *exec;
 
@@ -282,21 +282,21 @@ static struct exec *take(CUgraphExec handle)
         exec = find_exec(handle);
         if (exec) {
                 HASH_DEL(execs, exec);
-                count(exec, -1);
+                count_exec(exec, -1);
         }
         gr_unlock(&lock);
         return exec;
 }
 
 /* Puts it in. It is not known where there is no memory for the table, or by now another one with its handle. */
-static void put(struct exec *exec)
+static void put_exec(struct exec *exec)
 {
         gr_lock(&lock);
         exec->hh.tbl = NULL;
         if (!find_exec(exec->handle))
                 HASH_ADD_PTR(execs, handle, exec);
         if (exec->hh.tbl)
-                count(exec, 1);
+                count_exec(exec, 1);
         else
                 free(exec);
         gr_unlock(&lock);
@@ -315,8 +315,8 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
-        GR_NO_CANCEL;        /* the driver is asked about each node */
-        free(take(*handle)); /* that of a graph which was destroyed by a call that no hook has seen */
+        GR_NO_CANCEL;             /* the driver is asked about each node */
+        free(take_exec(*handle)); /* that of a graph which was destroyed by a call that no hook has seen */
         context = gr_context_current();
         if (gr_overhead_counted() && context)
                 gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);
@@ -336,7 +336,7 @@ looked:
                 exec->device = gr_device_get(walk.device);
                 exec->need_bytes = gr_footprint_bytes(walk.peak_bytes);
         }
-        put(exec);
+        put_exec(exec);
         return result;
 }
 
@@ -360,7 +360,7 @@ static void climb(int (*attempt)(void *arg), void *arg)
  * them the program would have got CUDA_SUCCESS. If the context is broken, its next call says so. Not for a launch that
  * is captured: it runs nothing yet, and without it the program's graph would lack a part.
  */
-static int call(struct request *request)
+static int submit_to_driver(struct request *request)
 {
         request->result = request->real(request->exec, request->stream);
         if (request->result == CUDA_ERROR_UNKNOWN && request->launches && gr_captures_have_objects() &&
@@ -374,7 +374,7 @@ static int call(struct request *request)
 /* An attempt of which no memory is known. */
 static int attempt_unknown(void *arg)
 {
-        return call(arg);
+        return submit_to_driver(arg);
 }
 
 static CUresult submit_unknown(struct request *request)
@@ -384,7 +384,7 @@ static CUresult submit_unknown(struct request *request)
         return request->result;
 }
 
-static int attempt(void *arg)
+static int attempt_known(void *arg)
 {
         struct request *request = arg;
         uint64_t reserved;
@@ -397,7 +397,7 @@ static int attempt(void *arg)
                 request->result = CUDA_ERROR_OUT_OF_MEMORY;
                 return -EDQUOT;
         }
-        rc = call(request);
+        rc = submit_to_driver(request);
         gr_graph_memory_correct(request->device, reserved);
         return rc;
 }
@@ -425,20 +425,20 @@ static CUresult submit(struct request request)
         /* A launch that is captured reserves nothing: it becomes part of another graph. */
         if (!request.device || gr_capture_on(request.stream, request.null_stream))
                 return submit_unknown(&request);
-        GR_NO_CANCEL; /* attempt charges, and then calls the driver */
+        GR_NO_CANCEL; /* attempt_known charges, and then calls the driver */
         GR_KEEP_ERRNO;
-        rc = attempt(&request);
+        rc = attempt_known(&request);
         if (rc == -ENOMEM || rc == -EDQUOT) {
                 context = gr_charge_climber(&gr_core, request.device, gr_context_current());
                 if (context)
-                        rc = gr_ladder_climb_for(context, request.need_bytes, attempt, &request, rc);
+                        rc = gr_ladder_climb_for(context, request.need_bytes, attempt_known, &request, rc);
                 else if (rc == -EDQUOT)
                         gr_count(&gr_core, GR_COUNTER_limit_hits, 1);
         }
         /* A trim takes no memory from a running graph: this one may still have all that it needs. */
         if ((rc == -ENOMEM || rc == -EDQUOT) && had_it) {
                 request.may_have_it = true;
-                rc = attempt(&request);
+                rc = attempt_known(&request);
         }
         if (rc == 0) {
                 gr_lock(&lock);
@@ -626,10 +626,10 @@ GR_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle)
         GR_KEEP_ERRNO;
         GR_NO_CANCEL; /* what was taken is put back or freed */
 
-        exec = take(handle);
+        exec = take_exec(handle);
         result = GR_REAL(cuGraphExecDestroy, handle);
         if (exec && result != CUDA_SUCCESS)
-                put(exec);
+                put_exec(exec);
         else
                 free(exec);
         if (gr_shim_ready() && gr_graph_holds_are_over(&gr_core))

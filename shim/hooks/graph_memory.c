@@ -29,7 +29,7 @@ void gr_graph_memory_trimmed(void)
 }
 
 /* Lock held. As gr_budget_correct, for the device's graph memory, which grows when a graph is launched. */
-GR_HELD(lock) static void correct(struct gr_device *device, uint64_t precharged_bytes)
+GR_HELD(lock) static void correct_device(struct gr_device *device, uint64_t precharged_bytes)
 {
         int i = device->ordinal;
         cuuint64_t reserved, used;
@@ -56,7 +56,7 @@ int gr_graph_memory_reserve(struct gr_device *device, uint64_t need_bytes, bool 
         GR_NO_CANCEL;
 
         gr_lock(&lock);
-        correct(device, 0);
+        correct_device(device, 0);
         assert(pooled[device->ordinal].idle_bytes <= pooled[device->ordinal].reserved_bytes);
         idle = may_have_it ? pooled[device->ordinal].reserved_bytes : pooled[device->ordinal].idle_bytes;
         need_bytes = need_bytes > idle ? need_bytes - idle : 0;
@@ -75,7 +75,7 @@ void gr_graph_memory_correct(struct gr_device *device, uint64_t reserved_bytes)
         GR_NO_CANCEL;
 
         gr_lock(&lock);
-        correct(device, reserved_bytes);
+        correct_device(device, reserved_bytes);
         gr_unlock(&lock);
         gr_budget_answered(device, reserved_bytes);
 }
@@ -87,6 +87,6 @@ void gr_graph_memory_refresh(struct gr_device *device, bool trim)
         gr_lock(&lock);
         if (trim && gr_real.cuDeviceGraphMemTrim && gr_real.cuDeviceGraphMemTrim(device->ordinal) == CUDA_SUCCESS)
                 gr_graph_memory_trimmed();
-        correct(device, 0);
+        correct_device(device, 0);
         gr_unlock(&lock);
 }

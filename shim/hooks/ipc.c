@@ -51,7 +51,7 @@ bool gr_ipc_is_own(int fd)
         return own;
 }
 
-static void opened(struct gr_context *context, struct gr_device *device, uint64_t handle, uint64_t bytes)
+static void note_opened(struct gr_context *context, struct gr_device *device, uint64_t handle, uint64_t bytes)
 {
         assert(context && device && device != gr_core.host);
         gr_ipc_begin_sharing();
@@ -76,7 +76,7 @@ GR_EXPORT CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *external,
         if (result == CUDA_SUCCESS && gr_shim_ready() && !own) {
                 context = gr_context_current();
                 if (context)
-                        opened(context, context->device, (uint64_t)(uintptr_t)*external, descriptor->size);
+                        note_opened(context, context->device, (uint64_t)(uintptr_t)*external, descriptor->size);
         }
         return result;
 }
@@ -109,7 +109,7 @@ static void opened_ipc(CUdeviceptr ptr)
         device = gr_real.cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) == CUDA_SUCCESS
                          ? gr_device_get(ordinal)
                          : NULL;
-        opened(context, device ? device : context->device, ptr, bytes);
+        note_opened(context, device ? device : context->device, ptr, bytes);
 }
 
 /*

@@ -158,7 +158,7 @@ static int find_ordinal(void *nvml_device, char text[UUID_TEXT], bool *ret_in_us
 }
 
 /* Refreshes the device's figures in its first context. Without a context there are none, and none is created. */
-static bool refresh(struct gr_context *context, void *arg)
+static bool refresh_figures(struct gr_context *context, void *arg)
 {
         struct gr_device *device = arg;
 
@@ -197,7 +197,7 @@ static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigne
         if (hard == GR_SIZE_NONE && group == GR_SIZE_NONE && (!device || !gr_budget_limited(device)))
                 return;
         if (device) {
-                gr_context_each(&gr_core, ordinal, refresh, device);
+                gr_context_each(&gr_core, ordinal, refresh_figures, device);
                 gr_split_trim_merge_and_collect(&gr_core, device);
                 gr_budget_share(device, gr_pool_slab_bytes(&gr_core, device), free_bytes, total, &share_free,
                                 &share_total);

@@ -26,7 +26,7 @@ struct request {
         bool two_addresses; /* the device has another address for it, which the ledger does not know */
 };
 
-static int allocate(void *arg)
+static int allocate_accounted(void *arg)
 {
         struct request *request = arg;
 
@@ -51,7 +51,7 @@ static CUresult allocate_charged(struct request *request)
         int rc;
         GR_NO_CANCEL;
 
-        rc = gr_charge_accounted(&gr_core, gr_core.host, NULL, GR_MEMORY_HOST, footprint, allocate, request);
+        rc = gr_charge_accounted(&gr_core, gr_core.host, NULL, GR_MEMORY_HOST, footprint, allocate_accounted, request);
         if (rc == 0) {
                 gr_pool_given(&gr_core, (uint64_t)(uintptr_t)request->ptr);
                 rc = gr_accounted_add(gr_core.accounted, gr_core.host, GR_MEMORY_HOST,
@@ -71,7 +71,7 @@ static int allocate_pinned(void *arg, size_t bytes, uint64_t *ret_ptr)
         int rc;
 
         request->bytes = bytes;
-        rc = allocate(request);
+        rc = allocate_accounted(request);
         if (rc)
                 return rc;
         request->two_addresses = !gr_real.cuMemHostGetDevicePointer_v2 ||

@@ -121,7 +121,7 @@ static inline struct gr_context *context_of(const struct runtime *runtime)
 }
 
 /* Called after the runtime has served the thread. */
-static void used(const struct runtime *runtime)
+static void note_used(const struct runtime *runtime)
 {
         int unknown = SHORTCUT_UNKNOWN;
 
@@ -149,7 +149,7 @@ static __attribute__((noinline)) cudaError_t alloc_by_runtime(struct runtime *ru
         result = runtime->malloc(ptr, bytes);
         gr_memory_runtime_refused = 0;
         if (result == cudaSuccess && bytes > 0)
-                used(runtime);
+                note_used(runtime);
         return result;
 }
 
@@ -164,7 +164,7 @@ static __attribute__((noinline)) cudaError_t free_by_runtime(struct runtime *run
         result = runtime->free(ptr);
         gr_memory_runtime_refused = 0;
         if (result == cudaSuccess && ptr)
-                used(runtime);
+                note_used(runtime);
         return result;
 }
 

@@ -238,7 +238,7 @@ static void serve_once(struct silent *silent, ino_t inode)
 }
 
 /* The thread that answers. It ends when the process exits, or when the program has closed the socket. */
-static void *serve(void *arg)
+static void *serve_exports(void *arg)
 {
         struct silent silent = {.count = 1};
         ino_t inode;
@@ -268,7 +268,7 @@ static void *serve(void *arg)
 }
 
 /* Lock held. Whether it is still this thread that is to start the service under this number. */
-GR_HELD(service_lock) static bool is_wanted(uint64_t number)
+GR_HELD(service_lock) static bool is_start_wanted(uint64_t number)
 {
         gr_assert_locked(&service_lock);
         return !service.running && !service.stop && service.number == number;
@@ -291,7 +291,7 @@ GR_NOT_CHECKED static bool bind_patiently(int fd, uint64_t number)
                 gr_unlock(&service_lock);
                 gr_driver.sleep_ns(PAUSE_NS);
                 gr_lock(&service_lock);
-                if (!is_wanted(number))
+                if (!is_start_wanted(number))
                         return false;
         }
         return true;
@@ -318,14 +318,14 @@ GR_HELD(service_lock) static void begin_service(void)
         if (fd < 0)
                 return;
         bound = bind_patiently(fd, number);
-        if (!is_wanted(number)) {
+        if (!is_start_wanted(number)) {
                 close(fd);
                 return;
         }
         if (bound && listen(fd, BACKLOG) == 0 && fstat(fd, &status) == 0) {
                 service.fd = fd;
                 service.inode = status.st_ino;
-                service.running = gr_workers_start_thread(serve, NULL);
+                service.running = gr_workers_start_thread(serve_exports, NULL);
         }
         if (!service.running) {
                 service.number = 0; /* another one next time: a child of the program may still have this name open */

@@ -44,7 +44,7 @@ bool gr_segment_import_made(const CUipcMemHandle *handle)
 }
 
 /* The ordinal of the device with this UUID; -1: not seen here. */
-static int device_of(const unsigned char uuid[16])
+static int device_with_uuid(const unsigned char uuid[16])
 {
         CUuuid seen;
         int count = 0;
@@ -79,7 +79,7 @@ static CUresult map_piece(CUdeviceptr at, size_t bytes, int fd)
  * Unmaps mapped_bytes at `at`, and gives the addresses back, all_bytes from there on. adopted: gr_operations_adopt has
  * succeeded for them.
  */
-static CUresult unmap(CUdeviceptr at, size_t mapped_bytes, size_t all_bytes, bool adopted)
+static CUresult unmap_opening(CUdeviceptr at, size_t mapped_bytes, size_t all_bytes, bool adopted)
 {
         CUresult result = CUDA_SUCCESS;
 
@@ -141,7 +141,7 @@ static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
                 gr_unlock(&gr_mappings);
         }
         if (result != CUDA_SUCCESS)
-                unmap(opening->at, mapped, opening->all_bytes, false);
+                unmap_opening(opening->at, mapped, opening->all_bytes, false);
         return result;
 }
 
@@ -149,7 +149,7 @@ static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
  * Asks the exporter at the other end of the socket for the memory of opening->handle, opens it for the device dev, and
  * writes in opening what it is. *ret_again, on failure: whether another try may succeed.
  */
-static CUresult take(int exporter, CUdevice dev, struct opening *opening, uint64_t deadline_ns, bool *ret_again)
+static CUresult take_memory(int exporter, CUdevice dev, struct opening *opening, uint64_t deadline_ns, bool *ret_again)
 {
         struct gr_segment_import *import = &opening->import;
         struct gr_segment_reply reply;
@@ -169,7 +169,7 @@ static CUresult take(int exporter, CUdevice dev, struct opening *opening, uint64
                                 opening->handle.bytes > reply.all_bytes - reply.offset_bytes))
                 return CUDA_ERROR_MAP_FAILED;
         opening->all_bytes = reply.all_bytes;
-        import->ordinal = device_of(reply.device);
+        import->ordinal = device_with_uuid(reply.device);
         result = reply.all_bytes ? map_for(exporter, dev, opening)
                                  : gr_real.cuIpcOpenMemHandle_v2(&opening->at, reply.driver,
                                                                  CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
@@ -193,7 +193,7 @@ static CUresult fetch(CUdevice dev, struct opening *opening, uint64_t deadline_n
                (errno == EINTR || errno == EAGAIN) && gr_platform_now_ns() < deadline_ns)
                 gr_driver.sleep_ns(PAUSE_NS); /* the exporter has no room for another connection yet */
         if (rc == 0) {
-                result = take(exporter, dev, opening, deadline_ns, ret_again);
+                result = take_memory(exporter, dev, opening, deadline_ns, ret_again);
         } else if (errno == ECONNREFUSED) {
                 *ret_again = false;
                 result = CUDA_ERROR_INVALID_VALUE;
@@ -203,7 +203,7 @@ static CUresult fetch(CUdevice dev, struct opening *opening, uint64_t deadline_n
 }
 
 /* Lock held. The entry of a handle, in any context; NULL: there is none. */
-GR_HELD(table_lock) static struct opening *opened(const struct gr_segment_handle *handle)
+GR_HELD(table_lock) static struct opening *find_opening(const struct gr_segment_handle *handle)
 {
         struct opening *opening;
 
@@ -232,11 +232,11 @@ static CUresult close_memory(const struct opening *opening)
                 return gr_real.cuIpcCloseMemHandle(opening->at);
         if (context)
                 rc = gr_fence_wait_work(context->fence);
-        return rc ? gr_result_of(rc) : unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
+        return rc ? gr_result_of(rc) : unmap_opening(opening->at, opening->all_bytes, opening->all_bytes, true);
 }
 
 /* Lock held. Takes an entry off the list, and wakes the threads that wait for it. */
-GR_HELD(table_lock) static void leave(struct opening *opening)
+GR_HELD(table_lock) static void leave_table(struct opening *opening)
 {
         gr_assert_locked(&table_lock);
         DL_DELETE(openings, opening);
@@ -255,7 +255,7 @@ static struct opening *begin_opening(CUcontext context, const struct gr_segment_
 
         *ret_result = CUDA_SUCCESS;
         gr_lock(&table_lock);
-        while ((opening = opened(handle)) && opening->state != OPEN)
+        while ((opening = find_opening(handle)) && opening->state != OPEN)
                 pthread_cond_wait(&state_changed, &table_lock.mutex);
         if (opening && opening->import.context != context) {
                 *ret_result = CUDA_ERROR_INVALID_HANDLE; /* as the driver does */
@@ -298,7 +298,7 @@ static CUresult finish_opening(CUdevice dev, struct opening *opening)
                 opening->state = OPEN;
                 pthread_cond_broadcast(&state_changed);
         } else {
-                leave(opening);
+                leave_table(opening);
         }
         gr_unlock(&table_lock);
         if (result == CUDA_SUCCESS && !ended)
@@ -308,7 +308,7 @@ static CUresult finish_opening(CUdevice dev, struct opening *opening)
                         gr_core.accounted,
                         gr_accounted_free_begin(gr_core.accounted, GR_MEMORY_IMPORTED, opening->import.base), true);
                 if (opening->all_bytes)
-                        unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
+                        unmap_opening(opening->at, opening->all_bytes, opening->all_bytes, true);
                 else
                         gr_real.cuIpcCloseMemHandle(opening->at);
                 result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -375,7 +375,7 @@ static CUresult finish_closing(struct opening *opening)
         gr_lock(&table_lock);
         gone = result == CUDA_SUCCESS || opening->ended;
         if (gone) {
-                leave(opening);
+                leave_table(opening);
         } else {
                 opening->state = OPEN;
                 pthread_cond_broadcast(&state_changed);
@@ -384,7 +384,7 @@ static CUresult finish_closing(struct opening *opening)
         if (!gone)
                 return result;
         if (result != CUDA_SUCCESS && opening->all_bytes)
-                result = unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
+                result = unmap_opening(opening->at, opening->all_bytes, opening->all_bytes, true);
         free(opening);
         return result;
 }
@@ -424,14 +424,14 @@ void gr_segment_import_context_gone(CUcontext context)
                 if (opening->import.context == context) {
                         opening->ended = true; /* a thread that is opening or closing it now cleans up */
                         if (opening->state == OPEN) {
-                                leave(opening);
+                                leave_table(opening);
                                 DL_APPEND(ended, opening);
                         }
                 }
         gr_unlock(&table_lock);
         DL_FOREACH_SAFE (ended, opening, tmp) {
                 if (opening->all_bytes)
-                        unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
+                        unmap_opening(opening->at, opening->all_bytes, opening->all_bytes, true);
                 free(opening);
         }
 }

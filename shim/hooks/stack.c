@@ -78,7 +78,7 @@ static uint64_t mix_text(uint64_t hash, const char *text, size_t bytes)
         return hash;
 }
 
-static uint32_t look_up(uint64_t hash)
+static uint32_t look_up_record(uint64_t hash)
 {
         for (uint64_t i = hash;; i++) {
                 struct known *at = &known[i % KNOWN];
@@ -91,7 +91,7 @@ static uint32_t look_up(uint64_t hash)
         }
 }
 
-static void remember(uint64_t hash, uint32_t record)
+static void remember_stack(uint64_t hash, uint32_t record)
 {
         uint64_t i = hash;
 
@@ -201,7 +201,7 @@ static uint32_t module_record(const struct gr_stack_file *file, const struct dl_
         read_build_id(info, &made.module);
         memcpy(made.module.path, name, path);
         hash = mix_text(GR_ORIGINS_MODULE, made.bytes, sizeof(made.module) + path);
-        known_record = look_up(hash);
+        known_record = look_up_record(hash);
         if (known_record)
                 return known_record;
         record = file->append(sizeof(made.module) + path + 1);
@@ -210,7 +210,7 @@ static uint32_t module_record(const struct gr_stack_file *file, const struct dl_
         memcpy(record + 1, made.bytes + sizeof(*record), sizeof(made.module) - sizeof(*record) + path);
         record->kind = GR_ORIGINS_MODULE;
         known_record = file->commit(record);
-        remember(hash, known_record);
+        remember_stack(hash, known_record);
         return known_record;
 }
 
@@ -248,7 +248,7 @@ static uint32_t python_record(const struct gr_stack_file *file, const struct gr_
         uint64_t hash = mix(mix_text(GR_ORIGINS_PYTHON, text, bytes), line);
 
         gr_assert_locked(&lock);
-        record = bytes > 0 ? look_up(hash) : 0;
+        record = bytes > 0 ? look_up_record(hash) : 0;
         if (record || bytes == 0)
                 return record;
         made = (struct gr_origins_python *)file->append(sizeof(*made) + bytes);
@@ -258,7 +258,7 @@ static uint32_t python_record(const struct gr_stack_file *file, const struct gr_
         made->line = line;
         memcpy(made->name_and_file, text, bytes);
         record = file->commit(&made->head);
-        remember(hash, record);
+        remember_stack(hash, record);
         return record;
 }
 
@@ -283,7 +283,7 @@ static __attribute__((noinline)) uint32_t stack_record(const struct gr_stack_fil
                 frames[count++] = GR_ORIGINS_IS_PYTHON | python_record(file, &stack->python[i]);
         for (unsigned i = 0; i < count; i++)
                 frames_hash = mix(frames_hash, frames[i]);
-        record = look_up(frames_hash);
+        record = look_up_record(frames_hash);
         if (!record) {
                 made = (struct gr_origins_stack *)file->append(sizeof(*made) + count * sizeof(frames[0]));
                 if (made) {
@@ -291,10 +291,10 @@ static __attribute__((noinline)) uint32_t stack_record(const struct gr_stack_fil
                         memcpy(made->frames, frames, count * sizeof(frames[0]));
                         record = file->commit(&made->head);
                 }
-                remember(frames_hash, record);
+                remember_stack(frames_hash, record);
         }
-        if (!look_up(hash))
-                remember(hash, record);
+        if (!look_up_record(hash))
+                remember_stack(hash, record);
         gr_unlock(&lock);
         return record;
 }
@@ -319,7 +319,7 @@ uint32_t gr_stack_here(const struct gr_stack_file *file)
         for (unsigned i = 0; i < stack.python_count; i++)
                 hash = mix(mix(mix(hash, stack.python[i].code), (uint64_t)stack.python[i].at), stack.python[i].mark);
         hash += !hash;
-        record = look_up(hash);
+        record = look_up_record(hash);
         return record ? record : stack_record(file, &stack, hash);
 }
 

@@ -85,19 +85,19 @@ static uint64_t amount(const struct pool *pool, CUmemPool_attribute attribute, u
 }
 
 /* What the program has of the pool, as the driver counts. */
-static uint64_t used(const struct pool *pool, uint64_t otherwise)
+static uint64_t amount_used(const struct pool *pool, uint64_t otherwise)
 {
         return amount(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, otherwise);
 }
 
 /* Lock held. As gr_budget_correct, for one pool. */
-GR_HELD(lock) static bool correct(struct pool *pool, uint64_t precharged_bytes)
+GR_HELD(lock) static bool correct_pool(struct pool *pool, uint64_t precharged_bytes)
 {
         uint64_t now_bytes, used_bytes;
 
         gr_assert_locked(&lock);
         now_bytes = amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->pooled.reserved_bytes + precharged_bytes);
-        used_bytes = used(pool, now_bytes);
+        used_bytes = amount_used(pool, now_bytes);
         pool->lost_bytes = frees_lost && now_bytes == 0 ? used_bytes : gr_min(pool->lost_bytes, used_bytes);
         assert(pool->lost_bytes <= used_bytes);
         used_bytes = gr_min(used_bytes - pool->lost_bytes, now_bytes);
@@ -116,7 +116,7 @@ GR_HELD(lock) static struct pool *known(CUmemoryPool handle)
 }
 
 /* Lock held. Enters the pool into the table. NULL: out of memory, or the driver cannot tell what a pool reserves. */
-GR_HELD(lock) static struct pool *remember(CUmemoryPool handle, struct gr_device *device, enum gr_memory_kind kind)
+GR_HELD(lock) static struct pool *remember_pool(CUmemoryPool handle, struct gr_device *device, enum gr_memory_kind kind)
 {
         static uint64_t last_number;
         struct pool *pool = known(handle);
@@ -158,7 +158,7 @@ static void remember_default(struct gr_device *device)
         gr_lock(&lock);
         if (!(atomic_load(&defaults_known) & bit) &&
             gr_real.cuDeviceGetDefaultMemPool(&handle, device->ordinal) == CUDA_SUCCESS &&
-            remember(handle, device, GR_MEMORY_STREAM_ORDERED)) {
+            remember_pool(handle, device, GR_MEMORY_STREAM_ORDERED)) {
                 if (threshold != GR_UNLIMITED && gr_real.cuMemPoolSetAttribute &&
                     gr_real.cuMemPoolGetAttribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &before) == CUDA_SUCCESS &&
                     before == 0)
@@ -181,7 +181,7 @@ static bool one_device(void)
 }
 
 /* The device on which a stream's allocations are made. NULL: not known; the driver's own call will report the error. */
-static struct gr_device *device_of(CUstream stream)
+static struct gr_device *device_of_stream(CUstream stream)
 {
         struct gr_context *context = gr_context_current();
         CUcontext handle;
@@ -234,7 +234,7 @@ static bool into_graph(CUstream stream, enum gr_null_stream null_stream)
         return true;
 }
 
-static CUresult call(struct request *request)
+static CUresult call_driver(struct request *request)
 {
         assert(!request->from_pool != !request->from_current && request->bytes > 0);
         return request->from_pool ? request->from_pool(&request->ptr, request->bytes, request->pool, request->stream)
@@ -253,7 +253,7 @@ GR_HELD(lock) static bool reserve(struct pool *pool, uint64_t bytes)
         /* Returning idle memory of the pool makes room under the limit. */
         gr_real.cuMemPoolTrimTo(pool->handle,
                                 pool->pooled.reserved_bytes > bytes ? pool->pooled.reserved_bytes - bytes : 0);
-        correct(pool, 0);
+        correct_pool(pool, 0);
         return gr_budget_charge(pool->device, pool->kind, bytes) == 0;
 }
 
@@ -265,7 +265,7 @@ GR_HELD(lock) static int call_limited(struct request *request, struct pool *pool
         bool within;
 
         gr_assert_locked(&lock);
-        correct(pool, 0);
+        correct_pool(pool, 0);
         if (!reserve(pool, reserved)) {
                 /*
                  * Idle memory that was freed behind running work may serve a request of the same stream, without a
@@ -276,13 +276,13 @@ GR_HELD(lock) static int call_limited(struct request *request, struct pool *pool
                         return -EDQUOT;
                 reserved = 0;
         }
-        result = call(request);
-        within = correct(pool, reserved);
+        result = call_driver(request);
+        within = correct_pool(pool, reserved);
         if (result != CUDA_SUCCESS || within)
                 return gr_errno_of(result);
         /* The pool has grown beyond the limit. */
         request->give_back(request->ptr, request->stream);
-        correct(pool, 0);
+        correct_pool(pool, 0);
         return -EDQUOT;
 }
 
@@ -299,7 +299,7 @@ GR_HELD(lock) static int attempt_limited(struct request *request, struct pool *p
         return rc;
 }
 
-static int attempt(void *arg)
+static int attempt_from_pool(void *arg)
 {
         struct request *request = arg;
         struct pool *pool;
@@ -308,10 +308,10 @@ static int attempt(void *arg)
 
         gr_lock_rank_assert_free_from(GR_RANK_POOLS);
         if (!request->limited)
-                return gr_errno_of(call(request));
+                return gr_errno_of(call_driver(request));
         gr_lock(&lock);
         pool = known(request->pool);
-        rc = pool ? attempt_limited(request, pool) : gr_errno_of(call(request));
+        rc = pool ? attempt_limited(request, pool) : gr_errno_of(call_driver(request));
         gr_unlock(&lock);
         return rc;
 }
@@ -320,7 +320,7 @@ static int attempt(void *arg)
  * The call, with the ladder behind it. The caller has checked bytes and dptr. device: the one whose ladder is climbed,
  * or the host; NULL: no ladder.
  */
-static CUresult allocate(struct request *request, struct gr_device *device, CUdeviceptr *dptr)
+static CUresult allocate_with_ladder(struct request *request, struct gr_device *device, CUdeviceptr *dptr)
 {
         bool host = device == gr_core.host;
         struct gr_context *context = NULL;
@@ -328,15 +328,15 @@ static CUresult allocate(struct request *request, struct gr_device *device, CUde
         int rc;
 
         gr_neighbour_retry();
-        rc = attempt(request);
+        rc = attempt_from_pool(request);
         if ((rc == -ENOMEM || rc == -EDQUOT) && device && !host)
                 context = gr_charge_climber(&gr_core, device, gr_context_current());
         if (rc == -EDQUOT && !context)
                 gr_count(&gr_core, GR_COUNTER_limit_hits, 1);
         if (context)
-                rc = gr_ladder_climb_for(context, request->bytes, attempt, request, rc);
+                rc = gr_ladder_climb_for(context, request->bytes, attempt_from_pool, request, rc);
         else if ((rc == -ENOMEM || rc == -EDQUOT) && host)
-                rc = gr_pinned_retry(&gr_core, request->bytes, attempt, request, rc);
+                rc = gr_pinned_retry(&gr_core, request->bytes, attempt_from_pool, request, rc);
         if (rc == 0)
                 *dptr = request->ptr;
         return gr_result(rc);
@@ -353,13 +353,13 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, en
         if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back ||
             !gr_real.cuDeviceGetMemPool || into_graph(stream, null_stream))
                 return real(dptr, bytes, stream);
-        device = device_of(stream);
+        device = device_of_stream(stream);
         if (!device)
                 return real(dptr, bytes, stream);
         remember_default(device);
         request.limited =
                 gr_budget_limited(device) && gr_real.cuDeviceGetMemPool(&request.pool, device->ordinal) == CUDA_SUCCESS;
-        return allocate(&request, device, dptr);
+        return allocate_with_ladder(&request, device, dptr);
 }
 
 /*
@@ -391,7 +391,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
         if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back ||
             into_graph(stream, null_stream))
                 return real(dptr, bytes, pool, stream);
-        device = device_of(stream);
+        device = device_of_stream(stream);
         if (device)
                 remember_default(device); /* the program may pass the handle of the default pool */
         gr_lock(&lock);
@@ -402,7 +402,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
         gr_unlock(&lock);
         if (managed)
                 make_room(device, bytes);
-        return found ? allocate(&request, device, dptr) : real(dptr, bytes, pool, stream);
+        return found ? allocate_with_ladder(&request, device, dptr) : real(dptr, bytes, pool, stream);
 }
 
 /* As gr_real_given. The driver accepts a request for 0 bytes, and gives none (docs/measurements.md, zero-bytes). */
@@ -455,7 +455,7 @@ static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocati
                 if (kind == GR_MEMORY_STREAM_ORDERED)
                         remember_default(device); /* pool may be the default pool, which must get its threshold */
                 gr_lock(&lock);
-                remember(pool, device, kind);
+                remember_pool(pool, device, kind);
                 gr_unlock(&lock);
         }
 }
@@ -570,10 +570,10 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
                  * and be found, or neither.
                  */
                 do {
-                        used_bytes = used(pool, 0);
-                        correct(pool, 0);
+                        used_bytes = amount_used(pool, 0);
+                        correct_pool(pool, 0);
                         find_frees(handle);
-                } while (used(pool, 0) != used_bytes);
+                } while (amount_used(pool, 0) != used_bytes);
                 gr_operations_restore_captures(mode);
         }
         result = GR_REAL(cuMemPoolDestroy, handle);
@@ -699,7 +699,7 @@ CUresult gr_stream_ordered_free(CUdeviceptr ptr)
         gr_lock(&lock);
         pool = known(handle);
         if (pool) {
-                before = used(pool, 0);
+                before = amount_used(pool, 0);
                 number = pool->number;
         }
         gr_unlock(&lock);
@@ -711,7 +711,7 @@ CUresult gr_stream_ordered_free(CUdeviceptr ptr)
         if (pool && pool->number != number) /* the pool has been destroyed, and another one has its handle */
                 pool = NULL;
         /* Frees of other threads may hide this, so it is believed once it has been seen. */
-        frees_lost |= pool && before >= bytes && used(pool, 0) == before;
+        frees_lost |= pool && before >= bytes && amount_used(pool, 0) == before;
         if (pool && frees_lost)
                 pool->lost_bytes += bytes;
         gr_unlock(&lock);
@@ -746,7 +746,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_byte
                 gr_lock(&lock);
                 pool = known(handle);
                 if (pool)
-                        correct(pool, 0);
+                        correct_pool(pool, 0);
                 gr_unlock(&lock);
         }
         return result;
@@ -761,11 +761,11 @@ GR_HELD(lock) static void correct_pools(struct gr_device *device, bool trim)
                         continue;
                 if (trim && gr_real.cuMemPoolTrimTo)
                         gr_real.cuMemPoolTrimTo(pool->handle, 0);
-                correct(pool, 0);
+                correct_pool(pool, 0);
         }
 }
 
-static void refresh(struct gr_device *device, bool trim)
+static void refresh_device(struct gr_device *device, bool trim)
 {
         GR_NO_CANCEL;
         CUstreamCaptureMode mode = gr_operations_relax_captures();
@@ -780,13 +780,13 @@ static void refresh(struct gr_device *device, bool trim)
 void gr_stream_ordered_refresh(struct gr_device *device)
 {
         if (atomic_load_explicit(&pools_seen, memory_order_relaxed) || gr_graph_memory_in_use())
-                refresh(device, false);
+                refresh_device(device, false);
 }
 
 void gr_stream_ordered_trim(struct gr_device *device)
 {
         remember_default(device);
-        refresh(device, true);
+        refresh_device(device, true);
 }
 
 void gr_stream_ordered_trim_host(void)

@@ -62,7 +62,7 @@ GR_HELD(lock) static int extend(uint64_t present)
 }
 
 /* Makes the file reach to this batch, if it may still grow. */
-static __attribute__((noinline)) void grow(uint64_t batch)
+static __attribute__((noinline)) void grow_file(uint64_t batch)
 {
         GR_KEEP_ERRNO;
         GR_NO_CANCEL;
@@ -85,12 +85,12 @@ static __attribute__((noinline)) void grow(uint64_t batch)
 }
 
 /* Takes another batch for this thread. */
-static void claim(void)
+static void claim_batch(void)
 {
         uint64_t batch = atomic_fetch_add_explicit(&header->claimed, 1, memory_order_relaxed);
 
         if (batch >= batches)
-                grow(batch);
+                grow_file(batch);
         own.batch = batch;
         own.next = (struct gr_trace_entry *)(header + 1) + batch % ring * GR_TRACE_BATCH;
         own.end = own.next + GR_TRACE_BATCH;
@@ -115,7 +115,7 @@ static void write_at(uint64_t now_ns, enum gr_entry what, int device, unsigned d
         struct gr_trace_entry *entry;
 
         if (__builtin_expect(own.next == own.end || is_behind(), 0))
-                claim();
+                claim_batch();
         entry = own.next++;
         entry->time_ns = now_ns - begin_ns;
         entry->address = address;
@@ -151,7 +151,7 @@ void gr_trace_free(CUdeviceptr ptr, uint64_t before_ns)
 }
 
 /* 0 or -errno. */
-GR_HELD(lock) static int create(void)
+GR_HELD(lock) static int create_trace(void)
 {
         struct gr_trace_header first = {.magic = GR_TRACE_MAGIC,
                                         .version = GR_TRACE_VERSION,
@@ -193,7 +193,7 @@ bool gr_trace_init(void)
                 return false;
         gr_lock(&lock);
         assert(!header); /* opened once */
-        rc = create();
+        rc = create_trace();
         if (rc)
                 gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: cannot write %s: %s", file.path.text,
                        rc == -EEXIST ? "it is no regular file" : strerror(-rc));

@@ -56,7 +56,7 @@ struct request {
 static struct memory *memories GR_GUARDED_BY(gr_mappings);
 static struct mapping *mappings GR_GUARDED_BY(gr_mappings);
 
-static int create(void *arg)
+static int create_memory(void *arg)
 {
         struct request *request = arg;
 
@@ -167,7 +167,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
             prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
                 return GR_REAL(cuMemCreate, handle, bytes, prop, flags);
         memory = calloc(1, sizeof(*memory));
-        rc = memory ? gr_charge_accounted(&gr_core, device, gr_context_current(), kind, bytes, create, &request)
+        rc = memory ? gr_charge_accounted(&gr_core, device, gr_context_current(), kind, bytes, create_memory, &request)
                     : -ENOMEM;
         if (rc) {
                 free(memory);
