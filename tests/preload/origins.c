@@ -1,5 +1,5 @@
 /*
- * A program with planted leaks (origins_test.sh). `origins MODE [LIBRARY LIBRARY]`:
+ * A program with planted leaks (origins_test.sh). `origins MODE [LIBRARY LIBRARY|HOW]`:
  *
  *   killed     first() keeps ten blocks of 1 MiB, second() three of 3000 bytes; then it kills itself
  *   until      the same; then first() keeps one more for each x on standard input, and for each m moved() another one
@@ -14,9 +14,12 @@
  *   deep       keeps 5120 blocks of 1 MiB from small(), 100 calls deep; each stack takes 100 ms of the thread's time
  *   coroutine  first() on a stack of its own, without an end that an unwinder knows
  *   nowhere    the same, but that stack's outermost function would return to an address that is none
+ *   edge       the same, but it would return to the last bytes before a page that cannot be read
  *   stacks     keeps a block of 3000 bytes from each of 2048 stacks
  *   loading    first() in another thread, for which the constructor of the first library waits
  *   contexts   keeps ten blocks of 1 MiB in a context that it destroys, and one from second() in another
+ *   frames     second(), then loads the library, origins_interpreter.c, and calls first() below its frames, which are as
+ *              HOW says
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -25,6 +28,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -83,6 +87,17 @@ static void first_and_leave(void)
 {
         first();
         swapcontext(&inside, &outside);
+}
+
+/* Eight bytes before a page that cannot be read, of nine by which the unwinder knows where a signal handler returns. */
+static uint64_t edge(void)
+{
+        size_t page = (size_t)sysconf(_SC_PAGESIZE);
+        char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        GR_MUST(pages == MAP_FAILED || mprotect(pages + page, page, PROT_NONE));
+        memcpy(pages + page - 8, "\x48\xc7\xc0\x0f\x00\x00\x00\x0f", 8);
+        return (uintptr_t)pages + page - 8;
 }
 
 static void plant(void)
@@ -311,20 +326,32 @@ int main(int argc, char **argv)
                 stacks = ALWAYS_SLOW;
                 for (int i = 0; i < 5120; i++)
                         deep(100);
-        } else if (strcmp(mode, "coroutine") == 0 || strcmp(mode, "nowhere") == 0) {
+        } else if (strcmp(mode, "coroutine") == 0 || strcmp(mode, "nowhere") == 0 || strcmp(mode, "edge") == 0) {
                 static char stack[65536] __attribute__((aligned(16)));
+                bool returns = strcmp(mode, "coroutine") == 0;
+                uint64_t to = strcmp(mode, "edge") == 0 ? edge() : UINT64_C(0xdeaddeaddeaddeac);
 
                 GR_MUST(getcontext(&inside));
                 inside.uc_stack = (stack_t){.ss_sp = stack, .ss_size = sizeof(stack)};
                 inside.uc_link = &outside;
-                makecontext(&inside, strcmp(mode, "nowhere") == 0 ? first_and_leave : first, 0);
-                if (strcmp(mode, "nowhere") == 0)
+                makecontext(&inside, returns ? first : first_and_leave, 0);
+                if (!returns)
 #if defined(__x86_64__)
-                        *(uint64_t *)inside.uc_mcontext.gregs[REG_RSP] = UINT64_C(0xdeaddeaddeaddead); // NOLINT
+                        *(uint64_t *)inside.uc_mcontext.gregs[REG_RSP] = to; // NOLINT: an address
 #elif defined(__aarch64__)
-                        inside.uc_mcontext.regs[30] = UINT64_C(0xdeaddeaddeaddeac);
+                        inside.uc_mcontext.regs[30] = to;
 #endif
                 GR_MUST(swapcontext(&outside, &inside));
+        } else if (strcmp(mode, "frames") == 0 && argc == 4) {
+                void (*work)(const char *, void (*)(void));
+                void *library;
+
+                second();
+                library = dlopen(argv[2], RTLD_NOW | RTLD_LOCAL);
+                GR_MUST(!library);
+                work = (void (*)(const char *, void (*)(void)))dlsym(library, "work_in_frames");
+                GR_MUST(!work);
+                work(argv[3], first);
         } else if (strcmp(mode, "contexts") == 0) {
                 CUcontext other;
 
@@ -335,7 +362,7 @@ int main(int argc, char **argv)
                 GR_MUST(cuCtxSetCurrent(context));
                 second();
         } else {
-                fprintf(stderr, "usage: origins MODE [LIBRARY LIBRARY]\n");
+                fprintf(stderr, "usage: origins MODE [LIBRARY LIBRARY|HOW]\n");
                 return 2;
         }
         raise(SIGKILL);

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # GPURECLAIM_BACKTRACE and gpureclaim leaks: what programs with planted leaks have, and which lines are named for it.
 #
-#   origins_test.sh ORIGINS COMMAND PLUGIN PLUGIN PYTHON_PROGRAM
+#   origins_test.sh ORIGINS COMMAND PLUGIN PLUGIN INTERPRETER PYTHON_PROGRAM
 #
-# ORIGINS is the program of that name, COMMAND is gpureclaim, the plugins are those of origins_plugin.c; GR_TEST_SHIM is
-# the library, GR_TEST_SIM the simulated device.
+# ORIGINS is the program of that name, COMMAND is gpureclaim, the plugins are those of origins_plugin.c, INTERPRETER is
+# origins_interpreter.c; GR_TEST_SHIM is the library, GR_TEST_SIM the simulated device.
 set -u
 
 origins=$(realpath "$1") command=$(realpath "$2") plugin=$(realpath "$3") other=$(realpath "$4")
-program=$(realpath "$5")
+interpreter=$(realpath "$5") program=$(realpath "$6")
 source=${program%.py}.c source_name=${source##*/}
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
@@ -180,6 +180,9 @@ has coroutine "in 1 block of 1 origin" "first ("
 run GPURECLAIM_BACKTRACE=full "$origins" nowhere
 [ $status -eq 137 ] || fail "nowhere: exit status $status"
 has nowhere "in 1 block of 1 origin" "first (" "first_and_leave ("
+run GPURECLAIM_BACKTRACE=full "$origins" edge
+[ $status -eq 137 ] || fail "edge: exit status $status"
+has edge "in 1 block of 1 origin" "first (" "first_and_leave ("
 run GPURECLAIM_BACKTRACE=full "$origins" contexts
 has contexts "live: 2.930 KiB in 1 block of 1 origin" "second ("
 
@@ -263,6 +266,22 @@ grep -q "GPURECLAIM_BACKTRACE: cannot write /nowhere/at/all: No such file" err |
 "$command" leaks 999999999 2>err && fail "no process: exit status 0"
 grep -q "does not note where it allocates" err || fail "no process: not said"
 "$command" leaks "$0" 2>err && fail "another file: exit status 0"
+
+# Frames of Python of an interpreter that is loaded late, some of them wrong, and how many lines the stack has then.
+while read -r how lines; do
+        run GPURECLAIM_BACKTRACE=full "$origins" frames "$interpreter" "$how"
+        [ $status -eq 137 ] || fail "frames, $how: exit status $status"
+        has "frames, $how" "in 2 blocks of 2 origins" "first (" "plain (some.py:7)" "aß漢𐍈 (some.py:8)" "second ("
+        [ "$(sed -n '/ first (/,/^$/p' said | grep -c .)" -eq "$lines" ] || fail "frames, $how: another stack"
+        grep -q "wrong (" said && fail "frames, $how: a name that is no text"
+done <<'EOF'
+whole 3
+no-code 3
+nowhere 3
+no-name 5
+circle 3
+deep 33
+EOF
 
 # Python, of each version that is here and whose frames are known. GR_TEST_PYTHONS: which to try.
 tried=0
