@@ -280,6 +280,7 @@ static void test_waits(bool proactive)
         gt_sleep_us(100000);
         GR_MUST(cuCtxPopCurrent(&context));
         GR_CHECK_EQ(cuCtxSynchronize(), CUDA_ERROR_INVALID_CONTEXT); /* without a context there is none to look at */
+        GR_CHECK_EQ(cuCtxSynchronize_v2(NULL), CUDA_ERROR_INVALID_CONTEXT);
         GR_MUST(cuCtxPushCurrent(context));
         GR_CHECK_EQ(purges, 1);
         GR_MUST(cuStreamSynchronize(stream));
