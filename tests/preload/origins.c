@@ -16,6 +16,7 @@
  *   nowhere    the same, but that stack's outermost function would return to an address that is none
  *   edge       the same, but it would return to the last bytes before a page that cannot be read
  *   stacks     keeps a block of 3000 bytes from each of 2048 stacks
+ *   many       allocates 20000 blocks and frees them, the oldest first; then keeps one from second()
  *   loading    first() in another thread, for which the constructor of the first library waits
  *   contexts   keeps ten blocks of 1 MiB in a context that it destroys, and one from second() in another
  *   frames     second(), then loads the library, origins_interpreter.c, and calls first() below its frames, which are as
@@ -126,6 +127,21 @@ static __attribute__((noinline)) void go(unsigned way, unsigned steps) // NOLINT
                 go(way >> 1, steps - 1);
                 __asm__ volatile("");
         }
+}
+
+/* So many that there are lists of three and more in the library's table by address. */
+static void many(void)
+{
+        static CUdeviceptr ptrs[20000];
+        uint32_t random = 1;
+
+        for (int i = 0; i < 20000; i++) {
+                random = random * 1664525 + 1013904223;
+                GR_MUST(cuMemAlloc(&ptrs[i], ((random >> 23) + 1) * 512));
+        }
+        for (int i = 0; i < 20000; i++)
+                GR_MUST(cuMemFree(ptrs[i]));
+        second();
 }
 
 static __attribute__((noinline)) CUdeviceptr kept_by_thread(void)
@@ -301,6 +317,8 @@ int main(int argc, char **argv)
         } else if (strcmp(mode, "stacks") == 0) {
                 for (unsigned way = 0; way < 2048; way++)
                         go(way, 11);
+        } else if (strcmp(mode, "many") == 0) {
+                many();
         } else if (strcmp(mode, "loading") == 0 && argc == 4) {
                 second();
                 waits_while_loading = true;

@@ -185,6 +185,8 @@ run GPURECLAIM_BACKTRACE=full "$origins" edge
 has edge "in 1 block of 1 origin" "first (" "first_and_leave ("
 run GPURECLAIM_BACKTRACE=full "$origins" contexts
 has contexts "live: 2.930 KiB in 1 block of 1 origin" "second ("
+run GPURECLAIM_BACKTRACE=full "$origins" many
+has many "live: 2.930 KiB in 1 block of 1 origin" "second ("
 
 # A library where another one was: each is named as it was.
 run GPURECLAIM_BACKTRACE=full "$origins" unload "$plugin" "$other"
