@@ -447,13 +447,21 @@ static void what_later_work_waits_for(void)
                       {"other dependencies", "cuStreamUpdateCaptureDependencies", 11030, free_and_update},
                       {"other dependencies, with edges", "cuStreamUpdateCaptureDependencies", 12030,
                        free_and_update_with_edges}};
-        CUlaunchAttribute programmatic = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                                          .value.programmaticStreamSerializationAllowed = 1};
+        CUlaunchAttribute priority = {.id = CU_LAUNCH_ATTRIBUTE_PRIORITY},
+                          programmatic = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                          .value.programmaticStreamSerializationAllowed = 1},
+                          middle = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT},
+                          all_begun = {.id = CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT};
         CUstream other;
 
         if (GT_OPTIONAL(cuLaunchKernelEx)) {
                 row(serves_again(launch_and_free, NULL), "a plain launch");
+                row(serves_again(launch_and_free, &priority), "a launch with a priority");
                 row(!serves_again(launch_and_free, &programmatic), "a programmatic launch");
+        }
+        if (gt.simulated) { /* which records no such event; some cards refuse them */
+                row(!serves_again(launch_and_free, &middle), "a launch with an event in its middle");
+                row(!serves_again(launch_and_free, &all_begun), "a launch with an event once all of it has begun");
         }
         row(!serves_again(look_and_free, NULL), "a graph that can have nodes by hand");
         GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
@@ -489,16 +497,38 @@ static size_t programmatic_edges(CUgraph graph)
         return found;
 }
 
-static void launch_fill(CUdeviceptr p, bool programmatic)
+static CUresult launch_with(CUdeviceptr p, CUlaunchAttribute *attributes, unsigned count)
 {
-        CUlaunchAttribute attribute = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                                       .value.programmaticStreamSerializationAllowed = 1};
-        CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream, &attribute, programmatic};
+        CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream, attributes, count};
         uint64_t words = 1;
         uint32_t value = 2;
         void *arguments[] = {&p, &value, &words};
 
-        GR_MUST(GT_OPTIONAL(cuLaunchKernelEx)(&config, gt.fill, arguments, NULL));
+        return GT_OPTIONAL(cuLaunchKernelEx)(&config, gt.fill, arguments, NULL);
+}
+
+static void launch_fill(CUdeviceptr p, bool programmatic)
+{
+        CUlaunchAttribute attribute = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                       .value.programmaticStreamSerializationAllowed = 1};
+
+        GR_MUST(launch_with(p, &attribute, programmatic));
+}
+
+/* A grid of one block is no whole cluster of two. */
+static void other_attributes_stay(void)
+{
+        CUlaunchAttribute attributes[] = {{.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, .value.clusterDim = {2, 1, 1}},
+                                          {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                           .value.programmaticStreamSerializationAllowed = 1}};
+        CUdeviceptr p;
+
+        if (!gt.simulated) /* a card may end the capture */
+                return;
+        begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, MIB, &p);
+        row(launch_with(p, attributes, 2) == CUDA_ERROR_INVALID_CLUSTER_SIZE, "another attribute in front");
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuGraphDestroy(finish(stream)));
 }
 
 /* The first one waits where its memory may have served the kernel in front. The next one has memory of its own. */
@@ -810,6 +840,7 @@ int main(int argc, char **argv)
                 a_fork();
                 what_later_work_waits_for();
                 what_programmatic_launches_wait_for();
+                other_attributes_stay();
                 launched_while_another_waits();
                 other_kinds();
                 comes_back();

@@ -437,9 +437,15 @@ static CUresult launch_config(const CUlaunchConfig *config, CUfunction f, void *
 
         if (!config)
                 return CUDA_ERROR_INVALID_VALUE;
-        for (unsigned i = 0; config->attrs && i < config->numAttrs; i++)
-                programmatic |= config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
-                                config->attrs[i].value.programmaticStreamSerializationAllowed;
+        for (unsigned i = 0; config->attrs && i < config->numAttrs; i++) {
+                const CUlaunchAttribute *attribute = &config->attrs[i];
+
+                programmatic |= attribute->id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
+                                attribute->value.programmaticStreamSerializationAllowed;
+                if (attribute->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
+                    (!attribute->value.clusterDim.x || config->gridDimX % attribute->value.clusterDim.x))
+                        return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+        }
         return launch(f, product(config->gridDimX, config->gridDimY, config->gridDimZ),
                       product(config->blockDimX, config->blockDimY, config->blockDimZ), programmatic,
                       config->hStream ? config->hStream : fallback, params, extra);
