@@ -123,8 +123,9 @@ static void wrong_at_the_limit(void)
         prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
         gt_check(cuMemCreate(&handle, 2 * limit, &prop, 1) == CUDA_ERROR_INVALID_VALUE &&
                          cuMemCreate(&handle, 2 * limit + 1, &prop, 0) == CUDA_ERROR_INVALID_VALUE &&
-                         cuMemCreate(&handle, 2 * limit, &wrong, 0) == CUDA_ERROR_INVALID_VALUE,
-                 "created memory with flags, of no whole pages, of no kind", "refused by the driver");
+                         cuMemCreate(&handle, 2 * limit, &wrong, 0) == CUDA_ERROR_INVALID_VALUE &&
+                         cuMemCreate(NULL, 2 * limit, &prop, 0) == CUDA_ERROR_INVALID_VALUE,
+                 "created memory with flags, of no whole pages, of no kind, without a place", "refused by the driver");
         gt_check(cuMemAllocManaged(&p, 2 * limit, 0) == CUDA_ERROR_INVALID_VALUE, "managed memory without flags",
                  "refused by the driver");
         GR_MUST(cuCtxSetCurrent(NULL));

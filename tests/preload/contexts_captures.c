@@ -119,6 +119,8 @@ void contexts_captures(void)
         other = create();
         stream = begin_capture_of(primary, other);
         GR_MUST(cuCtxDestroy(other));
+        GR_MUST(cuCtxSetCurrent(NULL));
+        printf("the end of a capture without a context: %d\n", cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
         GR_MUST(cuCtxSetCurrent(primary));
         leave_alone();
         printf("the end of a capture that another context's end left alone: %d\n", cuStreamEndCapture(stream, &graph));
