@@ -134,6 +134,9 @@ void even_arrays(void)
                  PLAIN,
                  24},
                 {{.Width = 512, .Height = 512, .Depth = 6, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 32},
+                /* More than one whole block of each kind. */
+                {{.Width = 1 << 13, .Height = 264, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 48},
+                {{.Width = 1024, .Height = 72, .Depth = 17, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 36},
                 /* The layers of a lower level are as many, the slices half of them. */
                 {{.Width = 4096,
                   .Height = 128,

@@ -2,13 +2,13 @@
 # Drivers that lack something or fail: the program gets what it would get natively, or the driver's own error, and never
 # corrupted memory.
 #
-#   faults_test.sh PART PROCESS SAFETY OLD_DRIVER.PY PINNED FIRST
+#   faults_test.sh PART PROCESS SAFETY OLD_DRIVER.PY PINNED FIRST TRANSPARENCY
 #
-# PART is one of the functions below, the others are the programs `process`, `safety`, `pinned` and `first` and what makes
-# an older driver; GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device.
+# PART is one of the functions below, the others are the programs of those names and what makes an older driver;
+# GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device.
 set -u
 
-part=$1 process=$2 safety=$3 old_driver=$4 pinned=$5 first=$6
+part=$1 process=$2 safety=$3 old_driver=$4 pinned=$5 first=$6 transparency=$7
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
 failed=0
@@ -183,6 +183,10 @@ needed() {
         # And whatever it is that is called first.
         under 0 "no cuStreamSynchronize, any call" "$(old cuStreamSynchronize)" GPURECLAIM_LOG=silent "$first"
         ! grep ': status ' "$folder/out" || fail "no cuStreamSynchronize: a call that does not come back"
+        # And whatever it is about.
+        env "$(old cuCtxGetCurrent)" "$transparency" >"$folder/native"
+        under 0 "no cuCtxGetCurrent, all calls" "$(old cuCtxGetCurrent)" GPURECLAIM_LOG=silent "$transparency"
+        diff "$folder/native" "$folder/out" || fail "no cuCtxGetCurrent, all calls: another answer"
         # Also to what stands behind that function in the list.
         under 0 "no cuCtxPushCurrent_v2, streams" "$(old cuCtxPushCurrent_v2)" GPURECLAIM_LOG=silent "$safety" "${small[@]}"
 
