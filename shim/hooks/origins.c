@@ -233,11 +233,12 @@ static uint32_t new_block(void)
         return (uint32_t)count + 1;
 }
 
-/* The block of this address in its list; 0: none. */
+/* Lock held. The block of this address in its list; 0: none. */
 static uint32_t search(size_t list, uint64_t address)
 {
         uint32_t at = atomic_load_explicit(&heads[list], memory_order_relaxed);
 
+        gr_assert_spin_locked(&parts[list % LOCKS].lock, GR_RANK_ORIGINS_FILE);
         while (at && atomic_load_explicit(&blocks[at - 1].address, memory_order_relaxed) != address)
                 at = next[at - 1];
         return at;
@@ -305,27 +306,35 @@ struct gr_origins_found gr_origins_find(uint64_t address)
         return found;
 }
 
+/* Lock held. Takes the block out of its list; it can be used again. */
+static void take_out(size_t list, uint32_t block)
+{
+        struct part *part = &parts[list % LOCKS];
+        uint32_t at = heads[list];
+
+        gr_assert_spin_locked(&part->lock, GR_RANK_ORIGINS_FILE);
+        if (at == block) {
+                heads[list] = next[at - 1];
+        } else {
+                while (next[at - 1] != block)
+                        at = next[at - 1];
+                next[at - 1] = next[block - 1];
+        }
+        next[block - 1] = part->spare;
+        part->spare = block;
+}
+
 void gr_origins_remove(uint64_t address, struct gr_origins_found found)
 {
         size_t list = list_of(address);
         struct part *part = &parts[list % LOCKS];
         struct gr_origins_block *block = &blocks[found.block - 1];
-        uint32_t at;
 
         gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
         /* Unless it is the next block at this address by now */
         if (atomic_load_explicit(&block->address, memory_order_relaxed) == address && block->time_ns == found.time_ns) {
                 atomic_store_explicit(&block->address, 0, memory_order_relaxed);
-                at = heads[list];
-                if (at == found.block) {
-                        heads[list] = next[at - 1];
-                } else {
-                        while (next[at - 1] != found.block)
-                                at = next[at - 1];
-                        next[at - 1] = next[found.block - 1];
-                }
-                next[found.block - 1] = part->spare;
-                part->spare = found.block;
+                take_out(list, found.block);
         }
         gr_spin_unlock(&part->lock, GR_RANK_ORIGINS_FILE);
 }
