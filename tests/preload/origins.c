@@ -16,7 +16,7 @@
  *   nowhere    the same, but that stack's outermost function would return to an address that is none
  *   edge       the same, but it would return to the last bytes before a page that cannot be read
  *   stacks     keeps a block of 3000 bytes from each of 2048 stacks
- *   many       allocates 20000 blocks and frees them, the oldest first; then keeps one from second()
+ *   many       allocates 20000 blocks and frees first every other one; then keeps one from second()
  *   loading    first() in another thread, for which the constructor of the first library waits
  *   contexts   keeps ten blocks of 1 MiB in a context that it destroys, and one from second() in another
  *   frames     second(), then loads the library, origins_interpreter.c, and calls first() below its frames, which are as
@@ -24,10 +24,12 @@
  */
 #include <cuda.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -68,6 +70,19 @@ __attribute__((visibility("default"))) int clock_gettime(clockid_t clock, struct
                 now->tv_nsec %= 1000000000L;
         }
         return result;
+}
+
+/* In place of the C library's: the environment says of which size a mapping fails. */
+__attribute__((visibility("default"))) void *mmap(void *at, size_t bytes, int protection, int flags, int fd,
+                                                  off_t offset)
+{
+        const char *none = getenv("ORIGINS_NOT_MAPPED");
+
+        if (none && bytes == strtoull(none, NULL, 10)) {
+                errno = ENOMEM;
+                return MAP_FAILED;
+        }
+        return (void *)syscall(SYS_mmap, at, bytes, protection, flags, fd, offset); // NOLINT: an address
 }
 
 static __attribute__((noinline)) void first(void)
@@ -139,8 +154,9 @@ static void many(void)
                 random = random * 1664525 + 1013904223;
                 GR_MUST(cuMemAlloc(&ptrs[i], ((random >> 23) + 1) * 512));
         }
-        for (int i = 0; i < 20000; i++)
-                GR_MUST(cuMemFree(ptrs[i]));
+        for (int begin = 1; begin >= 0; begin--)
+                for (int i = begin; i < 20000; i += 2)
+                        GR_MUST(cuMemFree(ptrs[i]));
         second();
 }
 

@@ -252,6 +252,12 @@ has cold "from a sample: one block in 64.000 MiB;" "2.000 GiB in 32 blocks"
 # Where the file cannot grow, or cannot be made, the program goes on.
 run GPURECLAIM_BACKTRACE=full sh -c "ulimit -f 70000; exec $origins threads"
 grep -q "cannot grow, later origins are lost: File too large" err && [ "$status" -eq 137 ] || fail "no room: $status"
+has "no room" "live: 0 B in 0 blocks of 0 origins" "not here: 80036 blocks"
+# Nor is there memory for the table of blocks, or of stacks.
+for bytes in $((16 << 20)) $((4 << 20)); do
+        run GPURECLAIM_BACKTRACE=full env "ORIGINS_NOT_MAPPED=$bytes" "$origins" killed
+        grep -q "GPURECLAIM_BACKTRACE: cannot write" err && [ $status -eq 137 ] || fail "not mapped, $bytes: $status"
+done
 # A file system that cannot take room ahead, where the user may have one.
 cat >on_ramfs <<'EOF'
 mount -t ramfs none . || exit 3
