@@ -16,11 +16,11 @@
  *   nowhere    the same, but that stack's outermost function would return to an address that is none
  *   edge       the same, but it would return to the last bytes before a page that cannot be read
  *   stacks     keeps a block of 3000 bytes from each of 2048 stacks
- *   many       allocates 20000 blocks and frees first every other one; then keeps one from second()
+ *   many       twice allocates 20000 blocks and frees them, first every other one, but keeps each tenth at the end
  *   loading    first() in another thread, for which the constructor of the first library waits
  *   contexts   keeps ten blocks of 1 MiB in a context that it destroys, and one from second() in another
- *   frames     second(), then loads the library, origins_interpreter.c, and calls first() below its frames, which are as
- *              HOW says
+ *   frames     second(), then loads the library, origins_interpreter.c, and calls first() below its frames, which are
+ *              as HOW says
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -150,14 +150,16 @@ static void many(void)
         static CUdeviceptr ptrs[20000];
         uint32_t random = 1;
 
-        for (int i = 0; i < 20000; i++) {
-                random = random * 1664525 + 1013904223;
-                GR_MUST(cuMemAlloc(&ptrs[i], ((random >> 23) + 1) * 512));
+        for (int round = 0; round < 2; round++) {
+                for (int i = 0; i < 20000; i++) {
+                        random = random * 1664525 + 1013904223;
+                        GR_MUST(cuMemAlloc(&ptrs[i], ((random >> 23) + 1) * 512));
+                }
+                for (int begin = 1; begin >= 0; begin--)
+                        for (int i = begin; i < 20000; i += 2)
+                                if (round == 0 || i % 10 > 0)
+                                        GR_MUST(cuMemFree(ptrs[i]));
         }
-        for (int begin = 1; begin >= 0; begin--)
-                for (int i = begin; i < 20000; i += 2)
-                        GR_MUST(cuMemFree(ptrs[i]));
-        second();
 }
 
 static __attribute__((noinline)) CUdeviceptr kept_by_thread(void)

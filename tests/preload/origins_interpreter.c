@@ -99,8 +99,9 @@ static const struct text wide = {
 static const struct text no_text = {.type = &PyCode_Type, .letters = 5, .state = 1 << 2 | 32 | 64, .ascii = "wrong"};
 
 /*
- * Calls work() below a frame of plain, one of no function, one of wide, and what `how` says: nothing more; one with
- * what is no code, or nowhere; one whose name is no text; one of no function that is below itself; or many of plain.
+ * Calls work() below a frame of plain, one of no function, one of wide, and what `how` says: nothing more; one that is
+ * nowhere; one with what is no code, or with code that is nowhere; one whose name is no text; one of no function that
+ * is below itself; or many of plain.
  * Behind what is wrong comes a frame of beyond.
  */
 __attribute__((visibility("default"))) void work_in_frames(const char *how, void (*work)(void))
@@ -109,6 +110,7 @@ __attribute__((visibility("default"))) void work_in_frames(const char *how, void
         static struct frame frames[5 + DEEP];
         const struct text *names[] = {&plain, &wide, &beyond, &no_text};
         struct frame *end = &frames[3];
+        void *nowhere = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
         for (int i = 0; i < 4; i++)
                 codes[i] = (struct code){.type = &PyCode_Type, .first_line = 5, .file = &file, .name = names[i]};
@@ -124,10 +126,12 @@ __attribute__((visibility("default"))) void work_in_frames(const char *how, void
                 frames[4].previous = NULL;
         if (strcmp(how, "whole") == 0)
                 frames[2].previous = NULL;
+        else if (strcmp(how, "lost") == 0)
+                frames[2].previous = nowhere;
         else if (strcmp(how, "no-code") == 0)
                 end->code = &file;
         else if (strcmp(how, "nowhere") == 0)
-                end->code = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                end->code = nowhere;
         else if (strcmp(how, "no-name") == 0)
                 end->code = &codes[3];
         else if (strcmp(how, "circle") == 0)
