@@ -680,16 +680,16 @@ static bool open_of_process(struct leaks *leaks, unsigned long pid)
 /* Opens what a process that was killed has left. Not what another user has put there: anybody can guess the name. */
 static bool open_left(struct leaks *leaks, unsigned long pid)
 {
-        const char *folders[] = {getenv("XDG_RUNTIME_DIR"), getenv("TMPDIR"), "/tmp"};
-        char path[PATH_MAX];
+        const char *const folders[] = GR_ORIGINS_FOLDERS;
+        char pattern[PATH_MAX], path[PATH_MAX];
         struct stat about;
 
         leaks->root[0] = '\0';
         for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
                 if (!folders[i])
                         continue;
-                snprintf(path, sizeof(path), "%s/gpureclaim.%lu" GR_ORIGINS_SUFFIX, folders[i], pid);
-                if (!try_open(leaks, path))
+                snprintf(pattern, sizeof(pattern), GR_ORIGINS_NAME, folders[i]);
+                if (gr_options_expand_path(pattern, (pid_t)pid, path, sizeof(path)) != 0 || !try_open(leaks, path))
                         continue;
                 if (fstat(leaks->fd, &about) == 0 && about.st_uid == geteuid())
                         return true;

@@ -11,12 +11,20 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #define GR_ORIGINS_MAGIC       "GRORIGN" /* with its NUL */
 #define GR_ORIGINS_VERSION     2
 #define GR_ORIGINS_SUFFIX      ".origins"
 #define GR_ORIGINS_RECORDS_MAX ((size_t)64 << 20) /* bytes */
 #define GR_ORIGINS_BLOCKS_MAX  ((size_t)4 << 20)
+
+/* Where the file is, unless the user names it: in the first folder that is set and can be written to, else the last. */
+#define GR_ORIGINS_NAME "%s/gpureclaim.%%p" GR_ORIGINS_SUFFIX /* for gr_options_expand_path, with the folder */
+#define GR_ORIGINS_FOLDERS                                                                                             \
+        {                                                                                                              \
+                getenv("XDG_RUNTIME_DIR"), getenv("TMPDIR"), "/tmp"                                                    \
+        }
 
 /* Each begins with this and ends at a multiple of 8 bytes from the begin of the file, by which it is named: / 8. */
 struct gr_origins_record {

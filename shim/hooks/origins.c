@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -364,17 +363,18 @@ static void *map(size_t bytes)
 
 GR_HELD(lock) static int create(void)
 {
-        const char *folder = getenv("XDG_RUNTIME_DIR"), *pattern = gr_options.backtrace_file.text;
+        const char *const folders[] = GR_ORIGINS_FOLDERS, *const *folder = folders;
+        const char *pattern = gr_options.backtrace_file.text;
         struct gr_path standard;
         struct timespec now;
         void *mapped;
         int fd, rc;
 
         if (!*pattern) {
-                if (!folder || access(folder, W_OK) != 0)
-                        folder = getenv("TMPDIR");
-                snprintf(standard.text, sizeof(standard.text), "%s/gpureclaim.%%p" GR_ORIGINS_SUFFIX,
-                         folder ? folder : "/tmp");
+                while (folder + 1 < folders + sizeof(folders) / sizeof(folders[0]) &&
+                       (!*folder || access(*folder, W_OK) != 0))
+                        folder++;
+                snprintf(standard.text, sizeof(standard.text), GR_ORIGINS_NAME, *folder);
                 pattern = standard.text;
         }
         /* Unless the user chose the place, which may then be for others as well */

@@ -167,6 +167,18 @@ file=$(sed -n 's/^gpureclaim: recorded \(it.*origins\); to read it: gpureclaim l
 "$command" leaks "$file" >said || fail "record: no file is named"
 has record "in 13 blocks" "first ("
 
+# In the first folder that can be written to.
+mkdir "$folder/run"
+for folders in "$folder/run /nowhere $folder/run" "/nowhere $folder/run $folder/run" "/nowhere /nowhere /tmp"; do
+        read -r XDG_RUNTIME_DIR TMPDIR found <<<"$folders"
+        export XDG_RUNTIME_DIR
+        run GPURECLAIM_BACKTRACE=full "$origins" killed
+        rm "$found/gpureclaim.$pid.origins" || fail "folders: not in $found"
+        has "folders, $found" "in 13 blocks of 2 origins"
+done
+unset XDG_RUNTIME_DIR
+TMPDIR=$folder
+
 # Threads, a child, and a stack that is not the thread's.
 for pool in auto bins none; do
         run GPURECLAIM_BACKTRACE=full env GPURECLAIM_POOL=$pool "$origins" threads
