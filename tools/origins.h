@@ -1,0 +1,68 @@
+/* What a file of GPURECLAIM_BACKTRACE tells: live blocks by origin. It is in memory until the tool ends. */
+#ifndef GR_TOOL_ORIGINS_H
+#define GR_TOOL_ORIGINS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/origins_file.h"
+#include "symbols.h"
+
+struct frame {
+        uint64_t word;                          /* as the file has it */
+        struct place python;                    /* where it is one of Python */
+        const struct gr_origins_module *module; /* NULL: not known */
+        struct places places;
+};
+
+struct origin {
+        const struct gr_origins_stack *stack; /* NULL: those whose stack is not known */
+        uint64_t blocks, bytes;               /* that are in the file */
+        double all_blocks, all_bytes;         /* that there are, by these: more where only a sample is noted */
+        double variance;                      /* of all_bytes, estimated from the sample */
+        double looked_blocks, looked_bytes;   /* that there were at the last look */
+        uint64_t oldest_ns, newest_ns;
+        uint32_t oldest_thread;
+        bool several_threads;
+        struct frame *frames;
+        size_t frame_count;
+};
+
+struct origins {
+        int fd;
+        bool writable;
+        char root[32]; /* in front of the paths of modules: "", or the process's root */
+        struct gr_origins_header header;
+        char *records; /* with the header before them, so that a record's number is its place */
+        size_t records_bytes, record_count;
+        uint32_t *numbers; /* of the records, rising */
+        struct gr_origins_block *blocks;
+        size_t block_count;
+        struct origin *list, whole; /* the largest first */
+        size_t count;
+        uint64_t most_sample_bytes; /* of all blocks */
+        uint64_t now_ns;            /* since the file began; 0: the program is not running */
+        uint64_t since_look_ns;     /* 0: there was no look before, or growth is not asked for */
+};
+
+/* Opens the file of a process by its number, or a file by its name. False: it could not, and has printed why. */
+bool origins_open(struct origins *origins, const char *what);
+
+/* Opens a file. False: it is none of origins, or cannot be read; errno says why. */
+bool origins_try(struct origins *origins, const char *path);
+
+/*
+ * Reads an opened file and closes it. look: also tells growth, and notes in the file what there is, for the next look.
+ * 0 or -errno; -EINVAL: not such a file; -EPROTONOSUPPORT: of another version.
+ */
+int origins_read(struct origins *origins, bool look);
+
+/* The places of a frame: at least one. */
+static inline const struct place *places_of(const struct frame *frame, size_t *ret_count)
+{
+        *ret_count = frame->places.count > 0 ? frame->places.count : 1;
+        return frame->places.count > 0 ? frame->places.list : &frame->python;
+}
+
+#endif
