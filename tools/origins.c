@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -127,9 +126,7 @@ static int read_file(struct origins *origins)
 
 static void count_block(struct origin *origin, const struct gr_origins_block *block)
 {
-        double bytes = (double)block->bytes, sample = (double)block->sample_bytes;
-        /* By the chance that a block of its size is noted (Horvitz and Thompson) */
-        double each = bytes > 0 && bytes < sample ? 1 / -expm1(-bytes / sample) : 1;
+        double bytes = (double)block->bytes, each = gr_origins_weight(block->bytes, block->sample_bytes);
 
         if (origin->blocks == 0 || block->time_ns < origin->oldest_ns)
                 origin->oldest_ns = block->time_ns;
