@@ -25,8 +25,10 @@ static const char *const kind_words[] = {
 #undef KIND_WORDS
 };
 
+gr_oom_find_origins *_Atomic gr_oom_origins;
+
 struct line {
-        char text[512];
+        char text[768];
         size_t used;
 };
 
@@ -82,6 +84,21 @@ static void add_largest(struct line *line, struct gr_core *core, struct gr_devic
         }
         if (!*before)
                 add(line, "nothing");
+}
+
+/* Where the most of it was allocated. Returns whether that is known of any. */
+static bool add_origins(struct line *line, gr_oom_find_origins *find, int device)
+{
+        struct gr_oom_origin origins[GR_OOM_ORIGINS];
+        bool estimated = false;
+        unsigned count = find ? find(device, origins, &estimated) : 0;
+
+        for (unsigned i = 0; i < count; i++) {
+                add(line, "%s%s: ", i > 0 ? "; " : "", origins[i].where);
+                add_size(line, estimated ? "about " : "", (uint64_t)(origins[i].bytes + 0.5), "");
+                add(line, " in %.0f block%s", origins[i].blocks, origins[i].blocks < 1.5 ? "" : "s");
+        }
+        return count > 0;
 }
 
 static void add_tried(struct line *line, const struct gr_oom_report *report)
@@ -198,7 +215,8 @@ void gr_oom_report(const struct gr_oom_report *report)
         const struct gr_group *group = atomic_load(&device->group);
         bool of_group = report->limited && group && !gr_budget_own_limit(device, report->need_bytes);
         enum gr_log_level level = report->limited ? GR_LOG_WARN : GR_LOG_INFO;
-        struct line first = {.used = 0}, process = first, largest = first, tried = first, help = first;
+        gr_oom_find_origins *find_origins = atomic_load(&gr_oom_origins);
+        struct line first = {.used = 0}, process = first, largest = first, origins = first, tried = first, help = first;
         uint64_t now_ns = core->driver->now_ns(), waiting = quarantine(report), graphs, more;
         struct card card = {0};
 
@@ -227,6 +245,8 @@ void gr_oom_report(const struct gr_oom_report *report)
         gr_log(level, "  this process: %s", process.text);
         add_largest(&largest, core, device);
         gr_log(level, "  largest: %s", largest.text);
+        if (add_origins(&origins, find_origins, device->ordinal))
+                gr_log(level, "  allocated by: %s", origins.text);
         add_tried(&tried, report);
         gr_log(level, "  tried for %.3f ms:%s", (double)(now_ns - report->begin_ns) / 1e6, tried.text);
 
@@ -241,7 +261,11 @@ void gr_oom_report(const struct gr_oom_report *report)
                 add_help_card(&help, report, &card);
         }
         gr_log(level, "  what would help: %s", help.text);
-        gr_log(level, "  see also: gpureclaim status; or run with GPURECLAIM_TRACE=FILE, then gpureclaim report FILE");
+        if (find_origins)
+                gr_log(level, "  see also: gpureclaim leaks %d while it runs; gpureclaim status", (int)getpid());
+        else
+                gr_log(level, "  see also: gpureclaim status; or run with GPURECLAIM_BACKTRACE=sample to see here what "
+                              "allocated the memory, or with GPURECLAIM_TRACE=FILE, then gpureclaim report FILE");
         if (more > 0)
                 gr_log(level, "  (%" PRIu64 " more failures went unreported)", more);
 }

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/attributes.h"
 #include "base/ladder_rungs.h"
 
 struct gr_context;
@@ -19,6 +20,20 @@ struct gr_oom_report {
         const uint64_t *given_bytes; /* by rung */
         const unsigned *tries;       /* by rung */
 };
+
+/* Where the program allocated memory that it has. */
+#define GR_OOM_ORIGINS 3
+struct gr_oom_origin {
+        double bytes, blocks;
+        char where[192];
+};
+
+/*
+ * Writes the origins of most of a device's live memory, the largest first, and returns how many. *ret_estimated: by a
+ * sample. Waits for nothing. NULL: nobody notes origins.
+ */
+typedef unsigned gr_oom_find_origins(int device, struct gr_oom_origin ret[GR_OOM_ORIGINS], bool *ret_estimated);
+extern gr_oom_find_origins *_Atomic gr_oom_origins GR_HIDDEN;
 
 /*
  * Logs it in at most eight lines: as a warning where a limit refused it, else as information, because a full card is

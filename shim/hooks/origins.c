@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "alloc/oom_report.h"
 #include "base/lock.h"
 #include "base/log.h"
 #include "base/no_cancel.h"
@@ -361,6 +362,160 @@ static void *map(size_t bytes)
         return mapped == MAP_FAILED ? NULL : mapped;
 }
 
+/* The record of this number and kind, which has so many bytes or more; NULL: there is none. */
+static const struct gr_origins_record *record_at(uint64_t number, enum gr_origins_kind kind, size_t least)
+{
+        size_t end = atomic_load_explicit(&header->records_bytes, memory_order_acquire), at = number * 8;
+        const struct gr_origins_record *found = (const void *)((const char *)header + at);
+
+        if (at < sizeof(*header) || at + least > end)
+                return NULL;
+        return found->kind == (uint32_t)kind && found->bytes >= least && found->bytes <= end - at ? found : NULL;
+}
+
+/* Frames of a stack, the innermost first: those of Python, where it has some. */
+struct frames {
+        const uint64_t *list;
+        size_t count;
+};
+
+static struct frames frames_of(uint32_t number)
+{
+        const struct gr_origins_stack *stack = (const void *)record_at(number, GR_ORIGINS_STACK, sizeof(*stack));
+        size_t count = stack ? (stack->head.bytes - sizeof(*stack)) / sizeof(stack->frames[0]) : 0, at = 0;
+
+        while (at < count && (!(stack->frames[at] & GR_ORIGINS_IS_PYTHON) || !(uint32_t)stack->frames[at]))
+                at++;
+        return at < count ? (struct frames){stack->frames + at, count - at}
+                          : (struct frames){count > 0 ? stack->frames : NULL, count};
+}
+
+/* Appends the place of a frame: the line of Python, or the address in a program or library. */
+static void add_place(char *ret, size_t bytes, uint64_t frame)
+{
+        size_t used = strlen(ret);
+        const struct gr_origins_module *module;
+        const struct gr_origins_python *python;
+        const char *path, *slash;
+
+        if (frame & GR_ORIGINS_IS_PYTHON) {
+                python = (const void *)record_at((uint32_t)frame, GR_ORIGINS_PYTHON, sizeof(*python));
+                path = python ? python->name_and_file + strlen(python->name_and_file) + 1 : "";
+                slash = strrchr(path, '/');
+                snprintf(ret + used, bytes - used, "%.40s (%.30s:%u)", python ? python->name_and_file : "a function",
+                         slash ? slash + 1 : path, python ? python->line : 0);
+                return;
+        }
+        module = (const void *)record_at(frame >> GR_ORIGINS_MODULE_SHIFT, GR_ORIGINS_MODULE, sizeof(*module));
+        path = module ? module->path : "";
+        slash = strrchr(path, '/');
+        snprintf(ret + used, bytes - used, "%.60s%s0x%llx", slash ? slash + 1 : path, module ? "+" : "",
+                 (unsigned long long)(frame & GR_ORIGINS_ADDRESS_MASK) - 1); /* the call */
+}
+
+/*
+ * Of each stack the place that allocates. Where another one has the same place, also the innermost one in which the two
+ * differ: a runtime linked into the program, or a function that allocates for others, says little.
+ */
+static void tell_places(const uint32_t *stacks, unsigned count, struct gr_oom_origin *ret)
+{
+        for (unsigned i = 0; i < count; i++) {
+                struct frames mine = frames_of(stacks[i]);
+                size_t part = 0;
+
+                for (unsigned other = 0; other < count; other++) {
+                        struct frames of = frames_of(stacks[other]);
+                        size_t at = 0;
+
+                        while (at < mine.count && at < of.count && mine.list[at] == of.list[at])
+                                at++;
+                        if (other != i && at > part)
+                                part = at;
+                }
+                ret[i].where[0] = '\0';
+                if (mine.count == 0)
+                        strcpy(ret[i].where, "stacks for which there was no more room");
+                else
+                        add_place(ret[i].where, sizeof(ret[i].where), mine.list[0]);
+                if (part > 0 && part < mine.count) {
+                        strcat(ret[i].where, " called from ");
+                        add_place(ret[i].where, sizeof(ret[i].where), mine.list[part]);
+                }
+        }
+}
+
+struct sum {
+        double bytes, blocks;
+};
+
+/* Puts a stack whose sum has grown among the largest, if it is one of them. Returns how many there are. */
+static unsigned rank(const struct sum *sums, uint32_t stack, uint32_t *largest, unsigned count)
+{
+        unsigned at = 0;
+
+        while (at < count && largest[at] != stack)
+                at++;
+        if (at == GR_OOM_ORIGINS && sums[largest[--at]].bytes >= sums[stack].bytes)
+                return count;
+        if (at == count)
+                count++;
+        for (; at > 0 && sums[largest[at - 1]].bytes < sums[stack].bytes; at--)
+                largest[at] = largest[at - 1];
+        largest[at] = stack;
+        return count;
+}
+
+/* Reads the block at this place. False: it is none, or not memory of the device that the program has. */
+static bool read_live(uint64_t i, int device, struct gr_origins_block *ret)
+{
+        uint64_t address = atomic_load_explicit(&blocks[i].address, memory_order_acquire);
+        struct part *part = &parts[list_of(address) % LOCKS];
+        struct gr_block_info info;
+        bool is_same;
+
+        if (!address || gr_ledger_find(gr_core.ledger, address, &info) != 0 || !info.live || info.spilled ||
+            info.context->ordinal != device)
+                return false;
+        gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
+        is_same = atomic_load_explicit(&blocks[i].address, memory_order_relaxed) == address;
+        ret->bytes = blocks[i].bytes;
+        ret->stack = blocks[i].stack;
+        ret->sample_bytes = blocks[i].sample_bytes;
+        gr_spin_unlock(&part->lock, GR_RANK_ORIGINS_FILE);
+        return is_same;
+}
+
+/* For gr_oom_origins. The C library's malloc is not called, and the only locks are for a few loads and stores. */
+static unsigned find_largest(int device, struct gr_oom_origin ret[GR_OOM_ORIGINS], bool *ret_estimated)
+{
+        uint64_t block_count = atomic_load_explicit(&header->blocks, memory_order_relaxed);
+        size_t stacks = atomic_load_explicit(&header->records_bytes, memory_order_relaxed) / 8;
+        struct sum *sums = map(stacks * sizeof(*sums)); /* by record; mostly holes */
+        uint32_t largest[GR_OOM_ORIGINS];
+        struct gr_origins_block block;
+        unsigned count = 0;
+
+        for (uint64_t i = 0; sums && i < block_count; i++) {
+                double weight;
+
+                if (!read_live(i, device, &block) || block.stack >= stacks)
+                        continue;
+                weight = gr_origins_weight(block.bytes, block.sample_bytes);
+                sums[block.stack].bytes += weight * (double)block.bytes;
+                sums[block.stack].blocks += weight;
+                count = rank(sums, block.stack, largest, count);
+        }
+        for (unsigned i = 0; i < count; i++) {
+                ret[i].bytes = sums[largest[i]].bytes;
+                ret[i].blocks = sums[largest[i]].blocks;
+        }
+        tell_places(largest, count, ret);
+        if (sums)
+                munmap(sums, stacks * sizeof(*sums));
+        *ret_estimated = header->sample_bytes > 0;
+        return count;
+}
+
 GR_HELD(lock) static int create(void)
 {
         const char *const folders[] = GR_ORIGINS_FOLDERS, *const *folder = folders;
@@ -424,6 +579,8 @@ bool gr_origins_init(void)
                 gr_log(GR_LOG_WARN, "GPURECLAIM_BACKTRACE: cannot write %s: %s", file.path.text,
                        rc == -EEXIST ? "it is no regular file" : strerror(-rc));
         gr_unlock(&lock);
+        if (!rc)
+                atomic_store(&gr_oom_origins, find_largest);
         return !rc;
 }
 

@@ -9,7 +9,8 @@
  *   fork       as killed, but a child exits in between
  *   unload     keeps a block from plant() of the first library and closes that, then the same with the second one; says
  *              whether they were at the same address
- *   sample     keeps ten blocks of 64 MiB from large(), 5120 of 1 MiB from small() and 1024 of 3 MiB from medium()
+ *   sample     keeps ten blocks of 64 MiB from large(), 5120 of 1 MiB from small() and 1024 of 3 MiB from medium();
+ *              then it asks for 16 GiB in vain
  *   cold       keeps 32 blocks of 64 MiB from large(); the first stacks and every eighth take 100 ms of the time
  *   deep       keeps 5120 blocks of 1 MiB from small(), 100 calls deep; each stack takes 100 ms of the thread's time
  *   coroutine  first() on a stack of its own, without an end that an unwinder knows
@@ -18,6 +19,8 @@
  *   stacks     keeps a block of 3000 bytes from each of 2048 stacks
  *   many       twice allocates 20000 blocks and frees them, first every other one, but keeps each tenth at the end
  *   loading    first() in another thread, for which the constructor of the first library waits
+ *   refused    as killed, but second(), kept_by_thread() and medium() keep a block before that, and first() one of a
+ *              second device; then both are asked for 16 GiB in vain
  *   contexts   keeps ten blocks of 1 MiB in a context that it destroys, and one from second() in another
  *   frames     second(), then loads the library, origins_interpreter.c, and calls first() below its frames, which are
  *              as HOW says
@@ -300,6 +303,13 @@ static __attribute__((noinline)) void large(void)
         GR_MUST(cuMemAlloc(&ptr, 64 * MIB));
 }
 
+static void be_refused(void)
+{
+        CUdeviceptr ptr;
+
+        GR_MUST(cuMemAlloc(&ptr, 16 * GIB) != CUDA_ERROR_OUT_OF_MEMORY);
+}
+
 int main(int argc, char **argv)
 {
         const char *mode = argc > 1 ? argv[1] : "";
@@ -352,6 +362,7 @@ int main(int argc, char **argv)
                         if (i % 5 == 0)
                                 medium();
                 }
+                be_refused();
         } else if (strcmp(mode, "cold") == 0) {
                 stacks = FIRST_SLOW;
                 for (int i = 0; i < 32; i++) {
@@ -388,6 +399,19 @@ int main(int argc, char **argv)
                 work = (void (*)(const char *, void (*)(void)))dlsym(library, "work_in_frames");
                 GR_MUST(!work);
                 work(argv[3], first);
+        } else if (strcmp(mode, "refused") == 0) {
+                CUcontext other;
+
+                second();
+                kept_by_thread();
+                medium();
+                plant();
+                GR_MUST(cuDevicePrimaryCtxRetain(&other, 1));
+                GR_MUST(cuCtxSetCurrent(other));
+                first();
+                be_refused();
+                GR_MUST(cuCtxSetCurrent(context));
+                be_refused();
         } else if (strcmp(mode, "contexts") == 0) {
                 CUcontext other;
 

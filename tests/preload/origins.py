@@ -55,6 +55,15 @@ def leaks():
     next(generator())
 
 
+def refused():
+    """As leaks, and is refused 64 GiB before it is killed."""
+    leaks()
+    try:
+        allocate(1 << 36)
+    except RuntimeError:
+        pass
+
+
 def made():
     """Functions that come and go at one address, each with a leak of its own."""
     for i in range(40):

@@ -236,7 +236,7 @@ done
 
 # A sample: exact for large blocks; else within five times the error that is told. That is tested with what is noted:
 # amounts without the weights by the chance of a block are a tenth.
-run GPURECLAIM_BACKTRACE=sample "$origins" sample
+run GPURECLAIM_BACKTRACE=sample env GPURECLAIM_HARD_LIMIT=16GiB "$origins" sample
 "$command" leaks --json "$pid" | python3 -c '
 import json, sys
 about = json.load(sys.stdin)
@@ -256,6 +256,13 @@ assert abs(about["bytes"] - whole) < 5 * about["error_bytes"], about["bytes"] / 
 has sample "from a sample: one block in 64.000 MiB" "about "
 grep -q "from a sample.*; off by about" said || fail "sample: no error is told"
 
+# The message about a request that fails estimates as leaks does.
+[ "$(grep -c 'allocated by:' err)" -eq 1 ] || fail "sample: no origins in the message"
+sed -n 's/.*allocated by: //p' err | sed 's/; /\n/g' | while read -r _ amount; do
+        grep -qxF "  $amount" said || fail "sample, in the message: $amount"
+done >not_the_same
+[ ! -s not_the_same ] || fail "$(cat not_the_same)"
+
 # Where stacks would take much of the time, fewer are taken: else about 80.
 run GPURECLAIM_BACKTRACE=sample "$origins" deep
 "$command" leaks --json "$pid" | python3 -c '
@@ -268,6 +275,30 @@ has deep "from a sample: one block in 64.000 MiB to "
 # Not where a stack takes long once.
 run GPURECLAIM_BACKTRACE=sample "$origins" cold
 has cold "from a sample: one block in 64.000 MiB;" "2.000 GiB in 32 blocks"
+
+# What a request that fails says of the memory of its device: where it was allocated, and what tells more.
+refused=(env GRSIM_DEVICES=2 GPURECLAIM_HARD_LIMIT=2GiB "$origins" refused)
+for pool in auto bins none; do
+        run GPURECLAIM_BACKTRACE=full env GPURECLAIM_POOL=$pool "${refused[@]}"
+        [ $status -eq 137 ] || fail "refused, $pool: exit status $status"
+        PATH=/nowhere "$command" leaks "$pid" >said
+        for name in first medium second; do
+                declare "at_$name=$(sed -n "s/^ *$name (\(.*\))\$/\1/p" said | head -n 1)"
+        done
+        mv err said
+        has "refused, $pool" "device 1: an allocation of" "  allocated by: $at_first: 1.000 MiB in 1 block" \
+                "device 0: an allocation of" \
+                "  allocated by: $at_first: 10.000 MiB in 10 blocks; $at_medium: 3.000 MiB in 1 block; $at_second: 8" \
+                "  tried for" "  see also: gpureclaim leaks $pid while it runs"
+        [ "$(wc -l <said)" -eq 14 ] || fail "refused, $pool: more than these lines"
+done
+run GPURECLAIM_BACKTRACE=off "${refused[@]}"
+grep -q "allocated by" err && fail "refused, off: something is named"
+[ "$(grep -c "run with GPURECLAIM_BACKTRACE=sample to see here" err)" -eq 2 ] || fail "refused, off: not how to see more"
+# Not host memory, which serves where the limit has no room.
+run GPURECLAIM_BACKTRACE=full env GPURECLAIM_SPILL=64MiB "${refused[@]/2GiB/8MiB}"
+[ "$(grep -c "allocated by:" err)" -eq 2 ] || fail "refused, spill: no origins"
+grep -q "10.000 MiB in 10 blocks" err && fail "refused, spill: all of first()"
 
 # Where the file cannot grow, or cannot be made, the program goes on.
 run GPURECLAIM_BACKTRACE=full sh -c "ulimit -f 70000; exec $origins threads"
@@ -323,6 +354,11 @@ for python in ${GR_TEST_PYTHONS:-python3.10 python3.11 python3.12 python3.13}; d
                 grep -n "the line of step" "$program" | cut -d: -f1))" "leaks ($program:" "<module> ($program:" \
                 "größe ($program:" "generator ($program:"
         grep -q _PyEval said && fail "$python: the interpreter's loop is named"
+        run GPURECLAIM_BACKTRACE=full env GPURECLAIM_HARD_LIMIT=2GiB "$python" "$program" refused
+        grep "allocated by:" err | sed 's/:[0-9]*)/)/g' >said
+        p=${program##*/} f="called from"
+        has "$python, refused" " by: allocate ($p) $f Model.step ($p): 10.000 MiB in 10 blocks; allocate ($p) $f größe (\
+$p): 4.000 MiB in 2 blocks; allocate ($p) $f generator ($p): 2.930 KiB in 1 block"
         run GPURECLAIM_BACKTRACE=full "$python" "$program" made
         "$command" leaks --all "$pid" >said
         [ "$(grep -c '^      leak\([0-9]*\) (leak\1.py:2)$' said)" -eq 40 ] || fail "$python, made"

@@ -828,6 +828,59 @@ static void test_other_error(void)
         finish();
 }
 
+static unsigned find_origins(int ordinal, struct gr_oom_origin ret[GR_OOM_ORIGINS], bool *ret_estimated)
+{
+        static const struct gr_oom_origin found[GR_OOM_ORIGINS] = {
+                {3 * MIB, 2.4, "a (b.py:1)"}, {2 * MIB, 1.4, "c.so+0x1"}, {MIB, 1, "d"}};
+
+        GR_CHECK_EQ(ordinal, device->ordinal);
+        memcpy(ret, found, sizeof(found));
+        *ret_estimated = true;
+        return GR_OOM_ORIGINS;
+}
+
+static unsigned find_no_origins(int ordinal, struct gr_oom_origin ret[GR_OOM_ORIGINS], bool *ret_estimated)
+{
+        (void)ordinal, (void)ret, (void)ret_estimated;
+        return 0;
+}
+
+/* Where memory was allocated, and the command that tells more. */
+static void test_report_of_origins(void)
+{
+        static const struct {
+                gr_oom_find_origins *find;
+                const char *origins, *see;
+        } rows[] = {
+                {NULL, NULL, "see also: gpureclaim status; or run with GPURECLAIM_BACKTRACE=sample to see here"},
+                {find_no_origins, NULL, "see also: gpureclaim leaks "},
+                {find_origins,
+                 "allocated by: a (b.py:1): about 3.000 MiB in 2 blocks; c.so+0x1: about 2.000 MiB in 1 block; d: "
+                 "about 1.000 MiB in 1 block\n",
+                 "see also: gpureclaim leaks "},
+        };
+        static const uint64_t given[GR_RUNG_COUNT];
+        static const unsigned tries[GR_RUNG_COUNT];
+        struct gr_oom_report report = {
+                .context = NULL, .bytes = MIB, .need_bytes = MIB, .given_bytes = given, .tries = tries};
+
+        start();
+        report.context = context;
+        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+                unsigned lines = 0;
+
+                atomic_store(&gr_oom_origins, rows[i].find);
+                report_to_lines(&report);
+                check_line(i, rows[i].origins ? rows[i].origins : "allocated by", rows[i].origins != NULL);
+                check_line(i, rows[i].see, true);
+                for (const char *c = all_lines; *c; c++)
+                        lines += *c == '\n';
+                GR_CHECK_EQ(lines, rows[i].origins ? 7 : 6);
+        }
+        atomic_store(&gr_oom_origins, NULL);
+        finish();
+}
+
 int main(void)
 {
         test_ready();
@@ -856,6 +909,7 @@ int main(void)
         test_report();
         test_advice();
         test_report_of_process();
+        test_report_of_origins();
         test_hard_limit();
         test_what_lacks(true);
         test_what_lacks(false);
