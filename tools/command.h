@@ -87,6 +87,14 @@ int prepend_environment(const char *variable, const char *entry);
 struct gr_trace;
 void write_perfetto(const struct gr_trace *trace);
 
+/* Prints the largest origins as gpureclaim leaks does. head: of the first line; more: what shows the others. */
+struct origins;
+void print_origins(const struct origins *origins, size_t shown, const char *head, const char *more);
+
+/* Writes all of them as members of the open object, likewise. */
+struct gr_json;
+void write_origins(struct gr_json *json, const struct origins *origins);
+
 /* One line of the doctor: what it is about, "ok", "note" or "fail", and the finding. */
 void doctor_say(const char *topic, const char *state, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

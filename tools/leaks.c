@@ -96,12 +96,12 @@ static void print_origin(const struct origins *origins, const struct origin *ori
         print_frames(origin);
 }
 
-static void print_leaks(const struct origins *origins, size_t shown)
+void print_origins(const struct origins *origins, size_t shown, const char *head, const char *more)
 {
         double rest_bytes = origins->whole.all_bytes, rest_blocks = origins->whole.all_blocks;
         char a[GR_SIZE_TEXT_BYTES];
 
-        printf("process %" PRIu64 ", %s\n  live: ", origins->header.pid, origins->header.command);
+        printf("  %s: ", head);
         print_amount(origins, origins->whole.all_bytes, origins->whole.all_blocks);
         printf(" of %zu origin%s\n", origins->count, origins->count == 1 ? "" : "s");
         if (origins->header.sample_bytes) {
@@ -114,7 +114,7 @@ static void print_leaks(const struct origins *origins, size_t shown)
         }
         if (origins->header.lost_blocks > 0)
                 printf("  not here: %" PRIu64 " blocks, for which the file had no room\n", origins->header.lost_blocks);
-        for (size_t i = 0; i < shown; i++) {
+        for (size_t i = 0; i < shown && i < origins->count; i++) {
                 const struct origin *origin = &origins->list[i];
 
                 print_origin(origins, origin);
@@ -124,7 +124,8 @@ static void print_leaks(const struct origins *origins, size_t shown)
         if (shown < origins->count) {
                 printf("\n  ");
                 print_amount(origins, rest_bytes, rest_blocks);
-                printf(" of %zu other origins (--all)\n", origins->count - shown);
+                printf(" of %zu other origin%s (%s)\n", origins->count - shown, origins->count - shown == 1 ? "" : "s",
+                       more);
         }
 }
 
@@ -171,6 +172,19 @@ static void write_origin(struct gr_json *json, const struct origins *origins, co
         gr_json_close(json);
 }
 
+void write_origins(struct gr_json *json, const struct origins *origins)
+{
+        gr_json_count(json, "sample_bytes", origins->header.sample_bytes);
+        gr_json_number(json, "bytes", "%.0f", origins->whole.all_bytes);
+        gr_json_number(json, "blocks", "%.0f", origins->whole.all_blocks);
+        gr_json_number(json, "error_bytes", "%.0f", sqrt(origins->whole.variance));
+        gr_json_count(json, "lost_blocks", origins->header.lost_blocks);
+        gr_json_array(json, "origins");
+        for (size_t i = 0; i < origins->count; i++)
+                write_origin(json, origins, &origins->list[i]);
+        gr_json_close(json);
+}
+
 static void write_leaks(const struct origins *origins)
 {
         struct gr_json json;
@@ -179,22 +193,13 @@ static void write_leaks(const struct origins *origins)
         gr_json_object(&json, NULL);
         gr_json_count(&json, "pid", origins->header.pid);
         gr_json_string(&json, "program", origins->header.command);
-        gr_json_count(&json, "sample_bytes", origins->header.sample_bytes);
-        gr_json_number(&json, "bytes", "%.0f", origins->whole.all_bytes);
-        gr_json_number(&json, "blocks", "%.0f", origins->whole.all_blocks);
-        gr_json_number(&json, "error_bytes", "%.0f", sqrt(origins->whole.variance));
-        gr_json_count(&json, "lost_blocks", origins->header.lost_blocks);
-        gr_json_array(&json, "origins");
-        for (size_t i = 0; i < origins->count; i++)
-                write_origin(&json, origins, &origins->list[i]);
-        gr_json_close(&json);
+        write_origins(&json, origins);
         gr_json_close(&json);
         gr_json_end(&json);
 }
 int command_leaks(const struct arguments *arguments)
 {
         struct origins origins = {0};
-        size_t shown;
         int rc;
 
         if (arguments->count != 1) {
@@ -204,13 +209,14 @@ int command_leaks(const struct arguments *arguments)
         if (!origins_open(&origins, arguments->rest[0]))
                 return EXIT_FAILURE;
         rc = origins_read(&origins, true);
-        shown = flag_value(arguments, "all") || origins.count < SHOWN ? origins.count : SHOWN;
-        if (rc)
+        if (rc) {
                 complain("%s: %s", arguments->rest[0],
                          rc == -EPROTONOSUPPORT ? "a file of another version of gpureclaim" : strerror(-rc));
-        else if (flag_value(arguments, "json"))
+        } else if (flag_value(arguments, "json")) {
                 write_leaks(&origins);
-        else
-                print_leaks(&origins, shown);
+        } else {
+                printf("process %" PRIu64 ", %s\n", origins.header.pid, origins.header.command);
+                print_origins(&origins, flag_value(arguments, "all") ? origins.count : SHOWN, "live", "--all");
+        }
         return rc ? EXIT_FAILURE : EXIT_SUCCESS;
 }

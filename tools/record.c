@@ -18,7 +18,7 @@
 /* What the library writes. */
 static const struct kind {
         const char *variable, *suffix, *magic, *command;
-} trace = {"GPURECLAIM_TRACE", ".trace", GR_TRACE_MAGIC, "report"},
+} trace = {"GPURECLAIM_TRACE", GR_TRACE_SUFFIX, GR_TRACE_MAGIC, "report"},
   origins = {"GPURECLAIM_BACKTRACE_FILE", GR_ORIGINS_SUFFIX, GR_ORIGINS_MAGIC, "leaks"};
 
 _Static_assert(offsetof(struct gr_trace_header, began_ns) == offsetof(struct gr_origins_header, began_ns),

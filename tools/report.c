@@ -1,15 +1,18 @@
 /* gpureclaim report: what a trace of allocations (GPURECLAIM_TRACE) says about a program. */
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "base/size.h"
 #include "command.h"
+#include "origins.h"
 #include "trace.h"
 
-#define SIZES_SHOWN 8
+#define SIZES_SHOWN   8
+#define ORIGINS_SHOWN 3
 
 /* Live blocks of one size. */
 struct group {
@@ -31,6 +34,9 @@ struct report {
         uint64_t half_ns, tenth_ns; /* so long lived half of all freed blocks at most, and a tenth at least */
         bool timed;
         struct moment peak, end;
+        bool has_origins;
+        char origins_path[PATH_MAX];
+        struct origins origins; /* of what was live at the end */
 };
 
 static int by_size(const void *a, const void *b)
@@ -128,6 +134,37 @@ static int examine(struct report *report)
         return rc ? rc : look_at(trace, trace->count, &report->end);
 }
 
+/* later_ns: modulo 2^64. Two clocks were read for it, so what was at the begin may seem to be a little before it. */
+static void put_later(uint64_t *time_ns, uint64_t later_ns)
+{
+        *time_ns += later_ns;
+        if ((int64_t)*time_ns < 0)
+                *time_ns = 0;
+}
+
+/* Reads the origins that gpureclaim record --backtrace has put beside the trace. */
+static void read_origins(const char *path, struct report *report)
+{
+        const struct gr_trace_header *header = report->trace.header;
+        size_t length = strlen(path), suffix = strlen(GR_TRACE_SUFFIX);
+        struct origins *origins = &report->origins;
+        uint64_t later_ns;
+
+        if (!header || length < suffix || strcmp(path + length - suffix, GR_TRACE_SUFFIX) != 0 ||
+            length + sizeof(GR_ORIGINS_SUFFIX) > sizeof(report->origins_path))
+                return;
+        sprintf(report->origins_path, "%.*s" GR_ORIGINS_SUFFIX, (int)(length - suffix), path);
+        if (!origins_try(origins, report->origins_path) || origins_read(origins, false) != 0)
+                return;
+        /* Not those of an earlier process of this number: the library begins the trace first */
+        report->has_origins = origins->header.pid == header->pid && origins->header.began_ns >= header->began_ns;
+        later_ns = origins->header.began_ns - header->began_ns - report->trace.first_ns;
+        for (size_t i = 0; i < origins->count; i++) {
+                put_later(&origins->list[i].oldest_ns, later_ns);
+                put_later(&origins->list[i].newest_ns, later_ns);
+        }
+}
+
 static const char *blocks(uint64_t count)
 {
         return count == 1 ? "block" : "blocks";
@@ -207,7 +244,7 @@ static void print_run(const struct gr_trace *trace)
 
 static void print_report(const char *path, const struct report *report)
 {
-        char a[GR_SIZE_TEXT_BYTES];
+        char a[GR_SIZE_TEXT_BYTES], more[PATH_MAX + 32];
 
         printf("%s: %zu operations by %u thread%s", path, report->trace.count, report->trace.thread_count,
                report->trace.thread_count == 1 ? "" : "s");
@@ -235,6 +272,10 @@ static void print_report(const char *path, const struct report *report)
         if (report->trace.skipped > 0)
                 printf("  not counted: %zu lines, such as frees of memory that the trace did not see allocated\n",
                        report->trace.skipped);
+        if (report->has_origins) {
+                snprintf(more, sizeof(more), "gpureclaim leaks %s", report->origins_path);
+                print_origins(&report->origins, ORIGINS_SHOWN, "live at the end, by origin", more);
+        }
 }
 
 static void write_moment(struct gr_json *json, const char *name, const struct report *report,
@@ -304,6 +345,11 @@ static void write_report(const struct report *report)
         }
         write_moment(&json, "peak", report, &report->peak);
         write_moment(&json, "end", report, &report->end);
+        if (report->has_origins) {
+                gr_json_object(&json, "end_by_origin");
+                write_origins(&json, &report->origins);
+                gr_json_close(&json);
+        }
         gr_json_close(&json);
         gr_json_end(&json);
 }
@@ -343,6 +389,8 @@ int command_report(const struct arguments *arguments)
         rc = gr_trace_read(path, &report.trace, &line);
         if (!rc && (!format || !strcmp(format, "json")))
                 rc = examine(&report);
+        if (!rc && (!format || !strcmp(format, "json")))
+                read_origins(path, &report);
         if (rc == -EINVAL && line > 0)
                 complain("%s: line %zu: not a trace of allocations", path, line);
         else if (rc == -EPROTONOSUPPORT)

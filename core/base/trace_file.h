@@ -18,6 +18,7 @@
 #include "base/attributes.h"
 
 #define GR_TRACE_MAGIC       "GRTRACE" /* with its NUL */
+#define GR_TRACE_SUFFIX      ".trace"  /* as gpureclaim record names it */
 #define GR_TRACE_VERSION     1         /* another one with each change of what follows, of counters, rungs or kinds */
 #define GR_TRACE_BATCH       64        /* entries */
 #define GR_TRACE_DEVICES     16        /* that have a name in the header */

@@ -166,6 +166,7 @@ GR_HELD(lock) static int create_trace(void)
         if (fd < 0)
                 return fd;
         clock_gettime(CLOCK_REALTIME, &now);
+        begin_ns = gr_driver.now_ns();
         first.began_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
         gr_mapped_file_command(first.command, sizeof(first.command));
         rc = gr_log_write(fd, &first, sizeof(first), GR_WRITE_WAIT_MS);
@@ -205,7 +206,6 @@ bool gr_trace_init(void)
                         break;
         batches = STEP;
         ring = GR_TRACE_BATCHES_MAX;
-        begin_ns = gr_driver.now_ns();
         atomic_store(&gr_trace_to, add);
         return true;
 }

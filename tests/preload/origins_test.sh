@@ -164,8 +164,44 @@ run "GPURECLAIM_BACKTRACE_FILE=$folder/kept.%p" env GPURECLAIM_BACKTRACE=full "$
 has kept "in 13 blocks"
 "$command" record --sim --backtrace full -o it "$origins" until </dev/null >out 2>err
 file=$(sed -n 's/^gpureclaim: recorded \(it.*origins\); to read it: gpureclaim leaks it.*/\1/p' err)
+trace=${file%.origins}.trace
+"$command" report "$trace" >said || fail "record: no report"
+has report "live at the end: 10.009 MiB in 13 blocks" "live at the end, by origin: 10.009 MiB in 13 blocks of 2" \
+        "10.000 MiB in 10 blocks" "the oldest allocated at 0." "first (" "plant (" "8.789 KiB in 3 blocks" "second ("
 "$command" leaks "$file" >said || fail "record: no file is named"
 has record "in 13 blocks" "first ("
+grep -q "last look" said && fail "report: it counts as a look"
+"$command" report "$trace" >said
+grep -q "last look" said && fail "report: it tells growth"
+"$command" report --csv "$trace" | grep -q origin && fail "report: origins in CSV"
+# Those that the trace's own process has written; with times as the trace has them: at 24 the
+# file has the process, at 32 when it began.
+python3 -c '
+import json, shutil, subprocess, sys
+command, trace, origins = sys.argv[1:]
+def report(at, change):
+    with open(origins, "rb") as file:
+        file.seek(at)
+        word = int.from_bytes(file.read(8), "little") + change
+    shutil.copy(trace, "changed.trace")
+    shutil.copy(origins, "changed.origins")
+    with open("changed.origins", "r+b") as file:
+        file.seek(at)
+        file.write(word.to_bytes(8, "little"))
+    return json.loads(subprocess.check_output([command, "report", "--json", "changed.trace"]))
+whole = report(32, 100 * 10**9)
+by_origin = whole["end_by_origin"]
+assert [by_origin["bytes"], by_origin["blocks"], len(by_origin["origins"])] == [10 * 2**20 + 9000, 13, 2], by_origin
+assert by_origin["origins"][0]["frames"][0]["function"] == "first", by_origin
+for name in "oldest_ns", "newest_ns":
+    at = by_origin["origins"][0][name] - 100 * 10**9
+    assert abs(at) < whole["end"]["at_ns"] + 10**10, (name, whole)
+assert "end_by_origin" not in report(32, -10**12)
+assert "end_by_origin" not in report(24, 1)
+' "$command" "$trace" "$file" || fail "report: by origin"
+cp "$trace" "$folder/alone"
+"$command" report "$folder/alone" >said || fail "report: another name"
+grep -q "by origin" said && fail "report: origins of another file"
 
 # In the first folder that can be written to.
 mkdir "$folder/run"
@@ -294,7 +330,7 @@ for pool in auto bins none; do
 done
 run GPURECLAIM_BACKTRACE=off "${refused[@]}"
 grep -q "allocated by" err && fail "refused, off: something is named"
-[ "$(grep -c "run with GPURECLAIM_BACKTRACE=sample to see here" err)" -eq 2 ] || fail "refused, off: not how to see more"
+[ "$(grep -c "run with GPURECLAIM_BACKTRACE=sample to see here" err)" -eq 2 ] || fail "refused, off: no hint"
 # Not host memory, which serves where the limit has no room.
 run GPURECLAIM_BACKTRACE=full env GPURECLAIM_SPILL=64MiB "${refused[@]/2GiB/8MiB}"
 [ "$(grep -c "allocated by:" err)" -eq 2 ] || fail "refused, spill: no origins"
@@ -357,8 +393,8 @@ for python in ${GR_TEST_PYTHONS:-python3.10 python3.11 python3.12 python3.13}; d
         run GPURECLAIM_BACKTRACE=full env GPURECLAIM_HARD_LIMIT=2GiB "$python" "$program" refused
         grep "allocated by:" err | sed 's/:[0-9]*)/)/g' >said
         p=${program##*/} f="called from"
-        has "$python, refused" " by: allocate ($p) $f Model.step ($p): 10.000 MiB in 10 blocks; allocate ($p) $f größe (\
-$p): 4.000 MiB in 2 blocks; allocate ($p) $f generator ($p): 2.930 KiB in 1 block"
+        has "$python, refused" " by: allocate ($p) $f Model.step ($p): 10.000 MiB in 10 blocks; allocate ($p) $f größe \
+($p): 4.000 MiB in 2 blocks; allocate ($p) $f generator ($p): 2.930 KiB in 1 block"
         run GPURECLAIM_BACKTRACE=full "$python" "$program" made
         "$command" leaks --all "$pid" >said
         [ "$(grep -c '^      leak\([0-9]*\) (leak\1.py:2)$' said)" -eq 40 ] || fail "$python, made"

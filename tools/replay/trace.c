@@ -32,7 +32,7 @@ struct reader {
         struct thread *threads;
         uint32_t *spare_slots;
         size_t spare_count;
-        uint64_t live_bytes, first_ns;
+        uint64_t live_bytes;
         int columns[COLUMNS]; /* their places in a line; -1: not there */
 };
 
@@ -120,8 +120,8 @@ static int add(struct reader *reader, struct gr_trace_op op, uint64_t thread)
                 reader->room = room;
         }
         if (trace->count == 0)
-                reader->first_ns = op.time_ns;
-        op.time_ns = op.time_ns > reader->first_ns ? op.time_ns - reader->first_ns : 0;
+                reader->trace.first_ns = op.time_ns;
+        op.time_ns = op.time_ns > reader->trace.first_ns ? op.time_ns - reader->trace.first_ns : 0;
         if (op.is_free) {
                 op.bytes = live->bytes;
                 op.slot = live->slot;
@@ -295,7 +295,7 @@ static int read_entries(struct reader *reader, FILE *file)
         for (size_t i = 0; i < reader->trace.event_count; i++) {
                 uint64_t *time_ns = &reader->trace.events[i].time_ns;
 
-                *time_ns = *time_ns > reader->first_ns ? *time_ns - reader->first_ns : 0;
+                *time_ns = *time_ns > reader->trace.first_ns ? *time_ns - reader->trace.first_ns : 0;
         }
         free(entries);
         return rc;

@@ -34,6 +34,7 @@ struct gr_trace {
         /* Only from a file of GPURECLAIM_TRACE. */
         struct gr_trace_header *header; /* its texts end and are printable; NULL: another file */
         bool begin_is_missing;
+        uint64_t first_ns; /* of the first operation, since the trace began */
         struct gr_trace_event {
                 uint64_t time_ns; /* since the first operation; 0 before it */
                 uint64_t address, bytes;
