@@ -16,6 +16,7 @@
 #include "segment/extent.h"
 #include "segment/range.h"
 #include "segment/split_trim.h"
+#include "short_of_memory.h"
 #include "split_gpu.h"
 
 static struct gr_graph_hold *hold;
@@ -655,6 +656,31 @@ static void test_lost_addresses(void)
         end();
 }
 
+static void no_memory(void)
+{
+        sg_before[SG_MEM_MAP] = NULL;
+        memory_runs_out(sizeof(struct gr_range));
+}
+
+/* So is a place that cannot be mapped whole, where there is no structure for the part without memory. */
+static void test_lost_place(void)
+{
+        uint64_t first;
+
+        begin();
+        first = take(4 * MIB);
+        give(first, 0);
+        next_graph();
+        sg_before[SG_MEM_MAP] = no_memory;
+        gpu_refuse(SG_MEM_MAP, true);
+        GR_CHECK_EQ(take(8 * MIB), 0);
+        gpu_refuse(SG_MEM_MAP, false);
+        memory_is_back();
+        GR_CHECK_EQ(state_at(first), GR_RANGE_LOST);
+        last_graph_goes();
+        gpu_end();
+}
+
 /* Memory that was cached for others serves graphs, before fresh memory does. */
 static void test_from_others(void)
 {
@@ -1010,6 +1036,7 @@ int main(void)
         test_work_behind_graphs(false);
         test_work_behind_graphs(true);
         test_lost_addresses();
+        test_lost_place();
         test_from_others();
         test_from_elsewhere();
         test_turns();
