@@ -2,11 +2,14 @@
  * Legacy IPC at its edges: memory of another process that is opened and closed by threads, contexts and captures that
  * meet, and whose exporter frees it or is killed. Every line must be the same natively and under the
  * library. The other process exports; this one opens.
+ *
+ *   shared_edges [refused SYMBOL]    refused: on the simulated device, where the calls of SYMBOL fail in this process
  */
 #include "gputest.h"
 #include "peer_process.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -357,6 +360,38 @@ static void closed_sockets(void)
         printf("freed: %u\n", answer_to(FREE));
 }
 
+static long calls(const char *symbol)
+{
+        unsigned long (*count)(const char *symbol);
+
+        *(void **)&count = dlsym(RTLD_DEFAULT, "grSimCallCount");
+        return count ? (long)count(symbol) : 0;
+}
+
+/* Calls of symbol, by which memory of the other process comes, are refused in this process: nothing is left of it. */
+static void refused(const char *symbol)
+{
+        bool reserved = strcmp(symbol, "cuMemAddressReserve") != 0, mapped = strcmp(symbol, "cuMemSetAccess") == 0;
+        long reserves, frees, unmaps;
+        CUipcMemHandle handle;
+        char fault[64];
+        CUdeviceptr p;
+
+        snprintf(fault, sizeof(fault), "%s:*=2", symbol);
+        setenv("GRSIM_FAULT", fault, 1);
+        gt_open(&gt);
+        handle = take();
+        reserves = calls("cuMemAddressReserve");
+        frees = calls("cuMemAddressFree");
+        unmaps = calls("cuMemUnmap");
+        GR_CHECK_EQ(open_it(&p, handle), CUDA_ERROR_OUT_OF_MEMORY);
+        reserves = calls("cuMemAddressReserve") - reserves;
+        GR_CHECK(reserves > 0);
+        GR_CHECK_EQ(calls("cuMemAddressFree") - frees, reserved ? reserves : 0);
+        GR_CHECK_EQ(calls("cuMemUnmap") - unmaps, mapped ? reserves : 0);
+        gt_close(&gt);
+}
+
 int main(int argc, char **argv)
 {
         CUipcMemHandle handle, freed;
@@ -370,6 +405,10 @@ int main(int argc, char **argv)
                 return export_for_others();
         }
         exporter = peer_start(argv[0], mode, false, &other);
+        if (argc == 3) {
+                refused(argv[2]);
+                return GR_CHECK_RESULT();
+        }
         gt_open(&gt);
         handle = take();
         captures(handle);
