@@ -147,12 +147,12 @@ missing() {
                 [ "$(grep -c "$symbol(.*): 500$" "$folder/out")" -ge 2 ] || fail "no $symbol: it is not NOT_FOUND"
         done
 
-        # Where the driver does not tell that it can map memory, none is made to be mapped.
-        for symbol in cuDeviceGetAttribute cuMemGetAllocationGranularity; do
+        # Where the driver does not tell that it can map memory and share it (102, 103), none is made to be mapped.
+        for lack in "FAULT=cuDeviceGetAttribute:*=1" "FAULT=cuMemGetAllocationGranularity:*=1" LACKS=102 LACKS=103; do
                 rm -f "$folder/trace"
-                under 0 "$symbol fails" "GRSIM_FAULT=$symbol:*=1" GPURECLAIM_POOL=split GRSIM_TRACE="$folder/trace" "$process" plain
-                grep -q '^cuMemAlloc_v2$' "$folder/trace" || fail "$symbol fails: no memory of another kind"
-                ! grep '^cuMemCreate$' "$folder/trace" || fail "$symbol fails: memory to be mapped all the same"
+                under 0 "$lack" "GRSIM_$lack" GPURECLAIM_POOL=split GRSIM_TRACE="$folder/trace" "$process" plain
+                grep -q '^cuMemAlloc_v2$' "$folder/trace" || fail "$lack: no memory of another kind"
+                ! grep '^cuMemCreate$' "$folder/trace" || fail "$lack: memory to be mapped all the same"
         done
         rm -f "$folder/trace"
 

@@ -173,7 +173,7 @@ SIM_API cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice 
         if (attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)
                 *value = sim_config()->rdma;
         for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++) {
-                if (attributes[i].attribute == attribute)
+                if (attributes[i].attribute == attribute && !sim_config()->lacks[attribute])
                         *value = attributes[i].value;
         }
         return CUDA_SUCCESS;

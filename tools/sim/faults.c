@@ -164,6 +164,17 @@ static bool read_missing(char *word)
         return true;
 }
 
+static bool read_lack(char *word)
+{
+        char *end;
+        long attribute = strtol(word, &end, 10);
+
+        if (*end || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX)
+                return false;
+        config.lacks[attribute] = true;
+        return true;
+}
+
 static void read_list(const char *variable, bool (*read_word)(char *))
 {
         const char *value = getenv(variable);
@@ -270,6 +281,7 @@ static void read_environment(void)
                         complain("GRSIM_TRACE", value);
         }
         read_list("GRSIM_FAULT", read_fault);
+        read_list("GRSIM_LACKS", read_lack);
         read_list("GRSIM_MISSING", read_missing);
         read_list("GRSIM_LATENCY", read_delay);
         pthread_atfork(NULL, NULL, after_fork);

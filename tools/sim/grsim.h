@@ -9,6 +9,7 @@
  *   GRSIM_EXECUTABLE=2MiB        what an executable graph takes; kept for the next ones until a context ends; default 0
  *   GRSIM_PITCH=1KiB             rows of pitched memory take a multiple of this; default 512
  *   GRSIM_RDMA=1                 the devices are capable of GPUDirect RDMA; default 0
+ *   GRSIM_LACKS=102,103          attributes of the devices, by number, that are 0; default none
  *   GRSIM_SHARED=/path           all processes that name this file share the cards; else each has cards of its own
  *   GRSIM_FAULT=cuMemAlloc_v2:3=2,cuCtxRecordEvent:*=700,cuMemFree_v2:2+=999
  *                                the 3rd call, every call, every call from the 2nd on returns that code and does

@@ -108,6 +108,7 @@ struct sim_config {
         size_t context_bytes, module_bytes, executable_bytes; /* what a context, a module, an executable graph take */
         size_t pitch_bytes;                                   /* of pitched memory: a row takes a multiple; not 0 */
         bool rdma;                                            /* the devices are capable of GPUDirect RDMA */
+        bool lacks[CU_DEVICE_ATTRIBUTE_MAX];                  /* attributes that are 0 */
         const char *shared;                                   /* file of a card shared with other processes, or NULL */
 };
 const struct sim_config *sim_config(void);
