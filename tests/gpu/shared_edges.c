@@ -10,6 +10,7 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -289,9 +290,10 @@ static void strange_messages(CUipcMemHandle handle)
 {
         char line[512], *name;
         FILE *sockets = fopen("/proc/net/unix", "r");
+        const struct timeval patience = {.tv_sec = 10};
         uint32_t before = answer_to(COUNT);
         CUdeviceptr p;
-        int silent[2 * SILENT], silent_count = 0;
+        int silent[2 * SILENT], silent_count = 0, answers = 0;
 
         while (sockets && fgets(line, sizeof line, sockets)) {
                 struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -318,8 +320,14 @@ static void strange_messages(CUipcMemHandle handle)
                                                  .msg_controllen = sizeof control.room};
 
                         memcpy(CMSG_DATA(&control.header), two, sizeof two);
+                        if (i == 0) { /* nothing is wrong but its length */
+                                message.msg_controllen = 0;
+                                setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+                        }
                         if (connect(fd, (struct sockaddr *)&address, bytes) == 0)
                                 (void)!sendmsg(fd, &message, MSG_NOSIGNAL);
+                        if (i == 0)
+                                answers += recv(fd, line, sizeof line, 0) > 0;
                         close(fd);
                 }
                 for (int i = 0; i < SILENT && silent_count < 2 * SILENT; i++) {
@@ -329,6 +337,7 @@ static void strange_messages(CUipcMemHandle handle)
         }
         if (sockets)
                 fclose(sockets);
+        GR_CHECK_EQ(answers, 0);
         GR_MUST(open_it(&p, handle));
         /* Who asks does not wait until the time of one of them is up, which is the same for all of them. */
         if (silent_count > 0)
@@ -368,6 +377,27 @@ static long calls(const char *symbol)
         return count ? (long)count(symbol) : 0;
 }
 
+/* Files of the program, with numbers that descriptors of the library had, are open in a child, too. */
+static void files_in_child(void)
+{
+        int files[8], status;
+        pid_t child;
+
+        for (int i = 0; i < 8; i++)
+                files[i] = open("/dev/null", O_RDONLY);
+        child = fork();
+        if (child == 0) {
+                for (int i = 0; i < 8; i++)
+                        if (fcntl(files[i], F_GETFD) < 0)
+                                _exit(1);
+                _exit(0);
+        }
+        GR_CHECK_EQ(waitpid(child, &status, 0), child);
+        GR_CHECK_EQ(status, 0);
+        for (int i = 0; i < 8; i++)
+                close(files[i]);
+}
+
 /* Calls of symbol, by which memory of the other process comes, are refused in this process: nothing is left of it. */
 static void refused(const char *symbol)
 {
@@ -389,6 +419,7 @@ static void refused(const char *symbol)
         GR_CHECK(reserves > 0);
         GR_CHECK_EQ(calls("cuMemAddressFree") - frees, reserved ? reserves : 0);
         GR_CHECK_EQ(calls("cuMemUnmap") - unmaps, mapped ? reserves : 0);
+        files_in_child();
         gt_close(&gt);
 }
 
