@@ -142,6 +142,16 @@ grep -q 'cannot grow beyond 1 MiB, its oldest part is lost: another file has its
         fail "a name that another process takes: no warning"
 is "a name that another process takes: allocations" 11 "$(count allocate)"
 
+# Likewise without a file of that name.
+"${under[@]}" "$traced" until <fifo >first 2>first.err &
+exec 3>fifo
+until grep -q begun first; do sleep 0.05; done
+rm trace
+exec 3>&-
+wait $!
+is "no file any more: exit status" 0 $?
+grep -q 'its oldest part is lost: No such file' first.err || fail "no file any more: no warning"
+
 # A program that closes all descriptors has its own files, and the trace goes on, also where it grows later.
 run "$process" closes-all
 is "closes all: exit status" 0 $status
@@ -168,6 +178,14 @@ grep -q 'GPURECLAIM_TRACE: cannot write .*/link: it is no regular file' err || f
 run env GPURECLAIM_TRACE=none/trace "$traced" wraps 10
 is "no folder: exit status" 0 $status
 grep -q 'GPURECLAIM_TRACE: cannot write .*/none/trace: No such file' err || fail "no folder: no warning"
+
+run "$traced" unseen
+is "an unseen file: exit status" 0 $status
+grep -q 'GPURECLAIM_TRACE: cannot write .*/trace: Input/output error' err || fail "an unseen file: no warning"
+
+# Of a command that is too long the end is missing, and the last byte is a NUL.
+run "$traced" wraps 10 "$(printf '%02000d' 7)"
+is "a long command: its end" 0 "$(od -An -tu1 -j 2103 -N 1 trace | tr -d ' ')"
 
 # Files that are not whole, or another version's.
 run "$traced" wraps 10

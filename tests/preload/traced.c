@@ -7,10 +7,13 @@
  *   others   pins 1 MiB of host memory and captures a stream
  *   gone     three times allocates 10 blocks and resets the context, which frees them
  *   closed   closes its standard streams; then the rounds. The exit status is 3 if the library writes to one
+ *   unseen   a round, where nothing says what an open file is
  *   behind   a second thread allocates, waits for a while, and allocates a block of its own size, which stays; 28000
  *            entries later 10000 more follow
  */
 #include <cuda.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -18,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,7 +34,7 @@
 
 static CUcontext context;
 static pthread_barrier_t turn;
-static bool closed, wrong;
+static bool closed, wrong, unseen;
 
 /* In place of the C library's, which the library calls before each write. */
 __attribute__((visibility("default"))) int poll(struct pollfd *fds, nfds_t count, int wait_ms)
@@ -40,6 +44,15 @@ __attribute__((visibility("default"))) int poll(struct pollfd *fds, nfds_t count
         for (nfds_t i = 0; i < count; i++)
                 wrong |= closed && fds[i].fd <= STDERR_FILENO;
         return (int)syscall(SYS_ppoll, fds, count, wait_ms < 0 ? NULL : &left, NULL, 0);
+}
+
+/* Likewise. */
+__attribute__((visibility("default"))) int fstat(int fd, struct stat *ret)
+{
+        if (!unseen)
+                return fstatat(fd, "", ret, AT_EMPTY_PATH);
+        errno = EIO;
+        return -1;
 }
 
 static void rounds(int count)
@@ -85,10 +98,13 @@ int main(int argc, char **argv)
                 close(STDOUT_FILENO);
                 close(STDERR_FILENO);
         }
+        unseen = strcmp(mode, "unseen") == 0;
         GR_MUST(cuInit(0));
         GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
         GR_MUST(cuCtxSetCurrent(context));
-        if (strcmp(mode, "killed") == 0) {
+        if (unseen) {
+                rounds(1);
+        } else if (strcmp(mode, "killed") == 0) {
                 GR_MUST(pthread_create(&thread, NULL, in_thread, NULL));
                 GR_MUST(pthread_join(thread, NULL));
                 rounds(ROUNDS);
