@@ -87,9 +87,12 @@ int prepend_environment(const char *variable, const char *entry);
 struct gr_trace;
 void write_perfetto(const struct gr_trace *trace);
 
-/* Prints the largest origins as gpureclaim leaks does. head: of the first line; more: what shows the others. */
+/*
+ * Prints the largest origins as gpureclaim leaks does. native: with the functions beneath those of Python, else a line
+ * tells how many they are. head: of the first line; more: what shows the others.
+ */
 struct origins;
-void print_origins(const struct origins *origins, size_t shown, const char *head, const char *more);
+void print_origins(const struct origins *origins, size_t shown, bool native, const char *head, const char *more);
 
 /* Writes all of them as members of the open object, likewise. */
 struct gr_json;

@@ -57,14 +57,57 @@ static void print_place(const struct place *place, const struct frame *frame)
         printf("\n");
 }
 
-static void print_frames(const struct origin *origin)
+static bool is_python(const struct frame *frame)
 {
+        return frame->word & GR_ORIGINS_IS_PYTHON;
+}
+
+/* Prints one line for the functions from frame `at` up to the next one of Python, where that is. Returns that place. */
+static size_t print_skipped(const struct origin *origin, size_t at)
+{
+        const char *names[3] = {NULL};
+        size_t functions = 0, name_count = 0, count;
+
+        for (; at < origin->frame_count && !is_python(&origin->frames[at]); at++) {
+                const struct gr_origins_module *module = origin->frames[at].module;
+                const char *slash = module ? strrchr(module->path, '/') : NULL, *name = slash ? slash + 1 : "?";
+                size_t seen = 0;
+
+                places_of(&origin->frames[at], &count);
+                functions += count;
+                while (seen < name_count && seen < 3 && strcmp(names[seen], name) != 0)
+                        seen++;
+                if (seen == name_count && name_count++ < 3)
+                        names[seen] = name;
+        }
+        if (at == origin->frame_count)
+                return at; /* the start of the interpreter */
+        printf("      %zu function%s of ", functions, functions == 1 ? "" : "s");
+        for (size_t i = 0; i < 3 && i < name_count; i++) {
+                printf("%s", i > 0 ? ", " : "");
+                print_text(names[i]);
+        }
+        printf("%s\n", name_count > 3 ? " and others" : "");
+        return at;
+}
+
+/* native: also the functions beneath those of Python. */
+static void print_frames(const struct origin *origin, bool native)
+{
+        size_t i = 0, count;
+        bool any_python = false;
+
         if (!origin->stack)
                 printf("      from stacks for which there was no more room\n");
-        for (size_t i = 0; i < origin->frame_count; i++) {
-                size_t count;
+        while (i < origin->frame_count && !any_python)
+                any_python = is_python(&origin->frames[i++]);
+        for (i = 0; i < origin->frame_count; i++) {
                 const struct place *places = places_of(&origin->frames[i], &count);
 
+                if (any_python && !native && !is_python(&origin->frames[i])) {
+                        i = print_skipped(origin, i) - 1;
+                        continue;
+                }
                 for (size_t p = 0; p < count; p++)
                         print_place(&places[p], &origin->frames[i]);
                 if (places[count - 1].function && !strcmp(places[count - 1].function, "main"))
@@ -72,7 +115,7 @@ static void print_frames(const struct origin *origin)
         }
 }
 
-static void print_origin(const struct origins *origins, const struct origin *origin)
+static void print_origin(const struct origins *origins, const struct origin *origin, bool native)
 {
         double bytes = origin->all_bytes, count = origin->all_blocks;
         char a[GR_SIZE_TEXT_BYTES];
@@ -93,10 +136,10 @@ static void print_origin(const struct origins *origins, const struct origin *ori
                 printf(", by several threads\n");
         else
                 printf(", by thread %u\n", origin->oldest_thread);
-        print_frames(origin);
+        print_frames(origin, native);
 }
 
-void print_origins(const struct origins *origins, size_t shown, const char *head, const char *more)
+void print_origins(const struct origins *origins, size_t shown, bool native, const char *head, const char *more)
 {
         double rest_bytes = origins->whole.all_bytes, rest_blocks = origins->whole.all_blocks;
         char a[GR_SIZE_TEXT_BYTES];
@@ -117,7 +160,7 @@ void print_origins(const struct origins *origins, size_t shown, const char *head
         for (size_t i = 0; i < shown && i < origins->count; i++) {
                 const struct origin *origin = &origins->list[i];
 
-                print_origin(origins, origin);
+                print_origin(origins, origin, native);
                 rest_bytes -= origin->all_bytes;
                 rest_blocks -= origin->all_blocks;
         }
@@ -216,7 +259,8 @@ int command_leaks(const struct arguments *arguments)
                 write_leaks(&origins);
         } else {
                 printf("process %" PRIu64 ", %s\n", origins.header.pid, origins.header.command);
-                print_origins(&origins, flag_value(arguments, "all") ? origins.count : SHOWN, "live", "--all");
+                print_origins(&origins, flag_value(arguments, "all") ? origins.count : SHOWN,
+                              flag_value(arguments, "native"), "live", "--all");
         }
         return rc ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -274,7 +274,7 @@ static void print_report(const char *path, const struct report *report)
                        report->trace.skipped);
         if (report->has_origins) {
                 snprintf(more, sizeof(more), "gpureclaim leaks %s", report->origins_path);
-                print_origins(&report->origins, ORIGINS_SHOWN, "live at the end, by origin", more);
+                print_origins(&report->origins, ORIGINS_SHOWN, false, "live at the end, by origin", more);
         }
 }
 

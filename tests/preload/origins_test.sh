@@ -32,7 +32,7 @@ run() {
                 "LD_PRELOAD=$GR_TEST_SHIM" sh -c 'echo $$ >pid; exec "$@"' sh "${@:2}" >out 2>err
         status=$?
         pid=$(cat pid)
-        "$command" leaks "$pid" >said 2>>err
+        "$command" leaks --native "$pid" >said 2>>err
 }
 
 # has WHAT TEXT...: the texts are in the report, each on a line below the one before.
@@ -390,6 +390,10 @@ for python in ${GR_TEST_PYTHONS:-python3.10 python3.11 python3.12 python3.13}; d
                 grep -n "the line of step" "$program" | cut -d: -f1))" "leaks ($program:" "<module> ($program:" \
                 "größe ($program:" "generator ($program:"
         grep -q _PyEval said && fail "$python: the interpreter's loop is named"
+        grep -q "^      .*libffi.*+0x" said || fail "$python: functions of libraries are not named"
+        "$command" leaks "$pid" >said
+        grep -q "^      [0-9]* functions of .*libffi" said || fail "$python: functions of libraries are not counted"
+        grep -q "^      .*libffi.*+0x" said && fail "$python: functions of libraries are named"
         run GPURECLAIM_BACKTRACE=full env GPURECLAIM_HARD_LIMIT=2GiB "$python" "$program" refused
         grep "allocated by:" err | sed 's/:[0-9]*)/)/g' >said
         p=${program##*/} f="called from"
