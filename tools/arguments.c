@@ -188,6 +188,8 @@ static const char *value_name(const struct gr_option *option, char *buf, size_t 
                 return " NAME";
         case GR_KIND_INT:
                 return " NUMBER";
+        case GR_KIND_BYTE:
+                return " BYTE";
         case GR_KIND_DURATION:
                 return " TIME";
         }
@@ -211,7 +213,7 @@ static void print_options(void)
                 printf("  %s%s  (%s)\n", option->flag, value_name(option, values, sizeof(values)), option->env);
                 print_wrapped(option->help);
                 if (option->kind == GR_KIND_SIZES || option->kind == GR_KIND_SIZE || option->kind == GR_KIND_INT ||
-                    option->kind == GR_KIND_DURATION)
+                    option->kind == GR_KIND_BYTE || option->kind == GR_KIND_DURATION)
                         printf("      Value: %s.\n", gr_option_values(option, values, sizeof(values)));
                 printf("      Default: %s.\n", option->default_text[0] ? option->default_text : "none");
         }

@@ -107,6 +107,12 @@ static void write_value(struct gr_json *json, const struct gr_option *option, co
                 else
                         gr_json_null(json, "value");
                 break;
+        case GR_KIND_BYTE:
+                if (*(const int64_t *)value == GR_BYTE_NONE) {
+                        gr_json_null(json, "value");
+                        break;
+                }
+                /* fall through */
         case GR_KIND_INT:
                 gr_json_number(json, "value", "%lld", (long long)*(const int64_t *)value);
                 break;

@@ -243,6 +243,7 @@ struct order {
         gr_pool_give_back *give_back; /* NULL: by the driver's free, which waits for the GPU */
         void *arg;
         bool collected; /* this free was put off: the program made it earlier (gr_pool_collect) */
+        bool idle;      /* no work uses the block any more */
 };
 
 /* Returns block to the driver. On failure the program still has it. */
@@ -308,11 +309,13 @@ static void complete_elsewhere(struct gr_arena *arena, bool should_close)
         complete(context, should_close);
 }
 
-/* 0 after a wait for the GPU, where each free waits; -EBUSY: the fence tells when the block is idle. */
+/* 0 where no work uses the block, or after a wait for the GPU, where each free waits; -EBUSY: the fence tells when the block is idle. */
 static int wait_if_asked(struct gr_context *context, const struct order *order)
 {
         bool waits = context->core->config.reuse == GR_REUSE_SYNC && !order->collected;
 
+        if (order->idle)
+                return 0;
         return waits ? gr_fence_sync(context->fence) : -EBUSY;
 }
 
@@ -409,7 +412,7 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_b
                 return 0;
         }
         block = gr_arena_claim(core, ptr);
-        home = block ? NULL : gr_arena_free_at_home(core, ptr, &should_close);
+        home = block || order->idle ? NULL : gr_arena_free_at_home(core, ptr, &should_close);
         if (home) {
                 complete_elsewhere(home, should_close);
                 return 0;
@@ -558,6 +561,11 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         struct gr_begun_free freed;
 
         return gr_pool_free_fast(core, ptr, &freed) ? 0 : gr_pool_free_slow(core, ptr, freed);
+}
+
+int gr_pool_free_idle(struct gr_core *core, uint64_t ptr)
+{
+        return free_slow(core, ptr, (struct gr_begun_free){0}, &(struct order){.idle = true});
 }
 
 int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back, void *arg)

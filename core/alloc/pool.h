@@ -88,6 +88,9 @@ static inline bool gr_pool_free_fast(struct gr_core *core, uint64_t ptr, struct 
 /* The slow path of gr_pool_free, after gr_pool_free_fast; freed: all zero if that was skipped. */
 int gr_pool_free_slow(struct gr_core *core, uint64_t ptr, struct gr_begun_free freed);
 
+/* As gr_pool_free, for a block that no work uses any more: does not wait, and the next owner need not either. */
+int gr_pool_free_idle(struct gr_core *core, uint64_t ptr);
+
 /*
  * As gr_pool_free, in the order of a stream: a block that is not cached is given to the driver by give_back, which does
  * not wait; its error is returned. Ranges and host memory do not go to the driver this way.

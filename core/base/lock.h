@@ -66,6 +66,7 @@ enum gr_rank {
         GR_RANK_STREAMS,       /* the library's own streams; held while the driver makes them */
         GR_RANK_NVML,          /* loading NVML */
         GR_RANK_NVML_VIEWS,    /* the functions of NVML that the program would find without the library */
+        GR_RANK_DEBUG,         /* the blocks that the debug aids watch */
         GR_RANK_TRACE,         /* the trace's file grows; held across write */
         GR_RANK_ORIGINS,       /* stacks are added to the file of origins */
         GR_RANK_ORIGINS_FILE,  /* that file grows; held across fallocate. And a part of its blocks */

@@ -116,6 +116,34 @@ static int int_parse(const struct gr_option *option, const char *text, int64_t *
         return 0;
 }
 
+/* A byte as a decimal number, or after 0x as a hexadecimal one. */
+static int byte_parse(const char *text, int64_t *ret)
+{
+        static const char digits[] = "0123456789abcdef";
+        const bool hexadecimal = text[0] == '0' && lower(text[1]) == 'x';
+        const int base = hexadecimal ? 16 : 10;
+        int64_t value = 0;
+
+        if (enum_parse((const char *const[]){"none", NULL}, text, &(int){0}) == 0) {
+                *ret = GR_BYTE_NONE;
+                return 0;
+        }
+        text += hexadecimal ? 2 : 0;
+        if (*text == '\0')
+                return -EINVAL;
+        for (; *text; text++) {
+                const char *digit = strchr(digits, lower(*text));
+
+                if (!digit || digit - digits >= base)
+                        return -EINVAL;
+                value = value * base + (digit - digits);
+                if (value > UINT8_MAX)
+                        return -ERANGE;
+        }
+        *ret = value;
+        return 0;
+}
+
 static int duration_parse(const struct gr_option *option, const char *text, uint64_t *ret)
 {
         uint64_t ns;
@@ -173,6 +201,8 @@ int gr_option_parse(const struct gr_option *option, const char *text, void *ret_
                 return name_parse(text, ret_value);
         case GR_KIND_INT:
                 return int_parse(option, text, ret_value);
+        case GR_KIND_BYTE:
+                return byte_parse(text, ret_value);
         case GR_KIND_DURATION:
                 return duration_parse(option, text, ret_value);
         }
@@ -219,6 +249,9 @@ const char *gr_option_values(const struct gr_option *option, char *buf, size_t b
         case GR_KIND_INT:
                 snprintf(buf, buf_bytes, "%lld to %lld", (long long)option->min, (long long)option->max);
                 break;
+        case GR_KIND_BYTE:
+                snprintf(buf, buf_bytes, "0 to 255, 0x00 to 0xff, or none");
+                break;
         case GR_KIND_DURATION:
                 if (option->min <= 0 && option->max == INT64_MAX)
                         snprintf(buf, buf_bytes, "time such as 10ms or 2s, or 0");
@@ -253,6 +286,12 @@ const char *gr_option_format(const struct gr_options *options, enum gr_option_id
                 break;
         case GR_KIND_INT:
                 snprintf(buf, buf_bytes, "%lld", (long long)*(const int64_t *)value);
+                break;
+        case GR_KIND_BYTE:
+                if (*(const int64_t *)value == GR_BYTE_NONE)
+                        snprintf(buf, buf_bytes, "none");
+                else
+                        snprintf(buf, buf_bytes, "0x%02x", (unsigned)*(const int64_t *)value);
                 break;
         case GR_KIND_DURATION:
                 gr_duration_format(*(const uint64_t *)value, buf, buf_bytes);

@@ -19,6 +19,7 @@
 #define GR_OPTIONS_PREFIX    "GPURECLAIM_"
 #define GR_PATH_BYTES        4096
 #define GR_NAME_BYTES        64
+#define GR_BYTE_NONE         (-1)
 #define GR_OPTION_TEXT_BYTES (GR_PATH_BYTES + 64) /* room for any text of gr_option_format */
 
 #define GR_REUSE_MODES(X)                                                                                              \
@@ -80,6 +81,7 @@ enum gr_option_kind {
         GR_KIND_PATH,     /* struct gr_path */
         GR_KIND_NAME,     /* struct gr_name */
         GR_KIND_INT,      /* int64_t */
+        GR_KIND_BYTE,     /* int64_t; GR_BYTE_NONE for "none" */
         GR_KIND_DURATION, /* uint64_t, nanoseconds */
 };
 

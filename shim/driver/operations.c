@@ -276,6 +276,42 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         return gr_errno_of(result);
 }
 
+/* One of the two below; to is NULL to fill. */
+static int fill_or_read(CUcontext context, uint64_t ptr, unsigned char byte, void *to, size_t bytes)
+{
+        CUstreamCaptureMode mode;
+        CUresult result;
+        CUstream stream;
+        GR_NO_CANCEL;
+
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA);
+        if (!gr_real.cuMemsetD8Async || !gr_real.cuMemcpyDtoHAsync_v2)
+                return -ENOTSUP;
+        mode = gr_operations_relax_captures();
+        stream = release_stream(context);
+        result = CUDA_ERROR_INVALID_CONTEXT;
+        if (stream && enter(context)) {
+                result = to ? gr_real.cuMemcpyDtoHAsync_v2(to, ptr, bytes, stream)
+                            : gr_real.cuMemsetD8Async(ptr, byte, bytes, stream);
+                if (result == CUDA_SUCCESS)
+                        result = gr_real.cuStreamSynchronize(stream);
+                leave();
+        }
+        gr_operations_restore_captures(mode);
+        return gr_errno_of(result);
+}
+
+int gr_operations_fill(CUcontext context, uint64_t ptr, unsigned char byte, size_t bytes)
+{
+        return fill_or_read(context, ptr, byte, NULL, bytes);
+}
+
+int gr_operations_read(CUcontext context, uint64_t ptr, void *to, size_t bytes)
+{
+        assert(to);
+        return fill_or_read(context, ptr, 0, to, bytes);
+}
+
 static CUmemAllocationProp mapped_prop(int device)
 {
         CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,

@@ -55,6 +55,13 @@ struct gr_operations_callbacks {
  */
 void gr_operations_init(const struct gr_operations_callbacks *callbacks);
 
+/*
+ * Fills memory, and reads it: at once, on this library's stream in the context. Neither waits for work of the program,
+ * and captures survive both. Used by the debug aids only. 0 or -errno.
+ */
+int gr_operations_fill(CUcontext context, uint64_t ptr, unsigned char byte, size_t bytes);
+int gr_operations_read(CUcontext context, uint64_t ptr, void *to, size_t bytes);
+
 /* The context has gone: forgets this library's stream in it. */
 void gr_operations_context_gone(CUcontext context);
 

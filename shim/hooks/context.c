@@ -263,7 +263,7 @@ static void ended(CUcontext handle)
         if (context) {
                 gr_overhead_context_ended(context->device);
                 gr_core_context_gone(context);
-                gr_note_context_gone();
+                gr_note_context_gone(context);
         }
 }
 
@@ -385,8 +385,10 @@ static void ending(CUcontext handle)
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
         gr_lock_rank_assert_free_from(GR_RANK_LADDER);
-        if (context)
+        if (context) {
+                gr_note_context_ending(context);
                 gr_core_context_ending(context);
+        }
 }
 
 /* The driver did not destroy the context: fences cover it again. */

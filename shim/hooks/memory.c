@@ -39,22 +39,25 @@ static struct gr_lock pitches_lock = GR_LOCK_INIT(GR_RANK_PITCHES);
 static struct pitch *pitches GR_GUARDED_BY(pitches_lock);
 
 /* Not inlined, like gr_memory_free_slow: that would make the fast path longer. */
-__attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes,
-                                                   CUdeviceptr *ret_ptr)
+__attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
 {
         GR_KEEP_ERRNO;
-        int rc = ptr ? 0 : gr_memory_runtime_refused;
+        int rc = gr_memory_runtime_refused;
         bool captures = gr_captures_are_open(), in_hold = false;
+        uint64_t ptr = 0;
 
         assert(context && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && rc <= 0);
         if (rc)
                 return rc;
         if (gr_notes_are_on())
                 gr_note_before_alloc();
-        if (!ptr && captures)
+        if (captures)
                 in_hold = gr_captures_alloc_in_hold(context, bytes, &ptr);
-        if (!ptr) /* while a capture is open the fast path was left out */
-                rc = captures ? gr_pool_alloc(context, bytes, &ptr) : gr_pool_alloc_slow(context, bytes, &ptr);
+        if (!ptr && !captures && gr_notes_watch())
+                rc = gr_debug_alloc(context, bytes, &ptr);
+        else if (!ptr) /* with captures and notes the fast path was left out */
+                rc = captures || gr_notes_are_on() ? gr_pool_alloc(context, bytes, &ptr)
+                                                   : gr_pool_alloc_slow(context, bytes, &ptr);
         if (rc == 0) {
                 *ret_ptr = ptr;
                 if (captures && !in_hold)
@@ -159,6 +162,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
                         pitch_remember(&key);
                         if (gr_captures_are_open())
                                 gr_captures_hold(ptr);
+                        else if (gr_notes_watch())
+                                gr_debug_watch(context, ptr, request.pitch_bytes * height, 0);
                 }
                 if (gr_notes_are_on())
                         gr_note_alloc(context, rc ? 0 : ptr, (rc ? width_bytes : key.pitch_bytes) * height, rc);
@@ -179,8 +184,11 @@ __attribute__((noinline)) int gr_memory_free_slow(CUdeviceptr ptr, struct gr_beg
         if (refused)
                 return refused;
         if (noted)
-                before = gr_note_before_free(ptr);
-        rc = noted && gr_pool_free_fast(&gr_core, ptr, &freed) ? 0 : gr_pool_free_slow(&gr_core, ptr, freed);
+                before = gr_note_before_free(ptr, false);
+        if (before.is_over)
+                rc = before.rc;
+        else
+                rc = noted && gr_pool_free_fast(&gr_core, ptr, &freed) ? 0 : gr_pool_free_slow(&gr_core, ptr, freed);
         if (noted)
                 gr_note_free(ptr, before, rc);
         return rc;
@@ -229,8 +237,8 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, enum gr_null_strea
         if (!gr_shim_ready() || !dptr || gr_capture_on(stream, null_stream))
                 return real(dptr, stream);
         if (gr_notes_are_on())
-                before = gr_note_before_free(dptr);
-        rc = gr_pool_free_in_order(&gr_core, dptr, give_back, &request);
+                before = gr_note_before_free(dptr, true);
+        rc = before.is_over ? before.rc : gr_pool_free_in_order(&gr_core, dptr, give_back, &request);
         gr_note_free(dptr, before, rc);
         if (rc != -ENOENT)
                 return gr_result(rc);

@@ -12,21 +12,21 @@
  * errno is kept. bytes: from 1 to GR_BLOCK_MAX_BYTES. -ENOENT from a free: not a block of the pool. Where the free
  * fails, the block is unchanged.
  *
- * The inline functions are the fast path; the slow path is in memory.c, and gets its result. ptr: the address that
- * gr_pool_alloc_fast returned, or 0 if it found nothing or was skipped because a capture is open. freed: what
- * gr_pool_free_fast set, or all zero if it was skipped because frees are noted. (An allocation does not go through
- * gr_pool_alloc: the slow path here has steps of its own before that of the pool.)
+ * The inline functions are the fast path; the slow path is in memory.c. The fast path of an allocation has found
+ * nothing then, or was skipped because a capture is open or allocations are noted. freed: what gr_pool_free_fast set,
+ * or all zero if it was skipped because frees are noted. (An allocation does not go through gr_pool_alloc: the slow
+ * path here has steps of its own before that of the pool.)
  */
-int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
+int gr_memory_alloc_slow(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr);
 int gr_memory_free_slow(CUdeviceptr ptr, struct gr_begun_free freed);
 
 static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
 {
         /* Does not touch errno; the slow path may */
-        uint64_t ptr = gr_captures_are_open() ? 0 : gr_pool_alloc_fast(context, bytes);
+        uint64_t ptr = gr_captures_are_open() || gr_notes_are_on() ? 0 : gr_pool_alloc_fast(context, bytes);
 
-        if (__builtin_expect(!ptr || gr_notes_are_on(), 0))
-                return gr_memory_alloc_slow(context, ptr, bytes, ret_ptr);
+        if (__builtin_expect(!ptr, 0))
+                return gr_memory_alloc_slow(context, bytes, ret_ptr);
         *ret_ptr = ptr;
         return 0;
 }

@@ -1,14 +1,15 @@
 /*
- * What is noted of the program's allocations and frees: in the trace (hooks/trace.h), and as origins (hooks/origins.h).
- * Where neither is asked for, a call costs a test of gr_notes.
+ * What is noted of the program's allocations and frees: in the trace (hooks/trace.h), as origins (hooks/origins.h), and
+ * by the debug aids (hooks/debug.h). Where nothing of that is asked for, a call costs a test of gr_notes.
  */
 #ifndef GR_NOTE_H
 #define GR_NOTE_H
 
+#include "hooks/debug.h"
 #include "hooks/origins.h"
 #include "hooks/trace.h"
 
-enum { GR_NOTES_TRACE = 1, GR_NOTES_ORIGINS = 2 };
+enum { GR_NOTES_TRACE = 1, GR_NOTES_ORIGINS = 2, GR_NOTES_DEBUG = 4 };
 extern _Atomic int gr_notes GR_HIDDEN;
 
 static inline bool gr_notes_are_on(void)
@@ -19,20 +20,36 @@ static inline bool gr_notes_are_on(void)
 /* Opens the files that the options name, if any; once, in the process that uses CUDA. */
 void gr_note_init(void);
 
-/* The process exits; and a context has ended. */
+/* Whether the debug aids watch new blocks. */
+static inline bool gr_notes_watch(void)
+{
+        return __builtin_expect((atomic_load_explicit(&gr_notes, memory_order_relaxed) & GR_NOTES_DEBUG) != 0, 0);
+}
+
+/* The process exits: before its figures are written, and after. */
+void gr_note_ending(void);
 void gr_note_end(void);
-void gr_note_context_gone(void);
+
+/* A context is about to end; and has ended. */
+void gr_note_context_ending(struct gr_context *context);
+void gr_note_context_gone(struct gr_context *context);
 
 /* Around each allocation of the program. rc: its result. */
 void gr_note_before_alloc(void);
 void gr_note_alloc(struct gr_context *context, CUdeviceptr ptr, size_t bytes, int rc);
 
-/* Around each free. rc: its result; other than 0: it was none. */
+/*
+ * Around each free. rc: its result; other than 0: it was none. in_order: in the order of a stream. Where is_over is
+ * set, the debug aids have freed the block or refused that, with this rc.
+ */
 struct gr_note_free {
         uint64_t before_ns;
         struct gr_origins_found found;
+        struct gr_debug_block *watched;
+        bool is_over;
+        int rc;
 };
-struct gr_note_free gr_note_before_free(CUdeviceptr ptr);
+struct gr_note_free gr_note_before_free(CUdeviceptr ptr, bool in_order);
 void gr_note_free(CUdeviceptr ptr, struct gr_note_free before, int rc);
 
 #endif

@@ -15,6 +15,7 @@
 #include "driver/real.h"
 #include "hooks/context.h"
 #include "hooks/ipc.h"
+#include "hooks/note.h"
 #include "hooks/segment_export.h"
 #include "hooks/segment_import.h"
 #include "hooks/stream_ordered.h"
@@ -37,6 +38,8 @@ int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_in
                 if (gr_split_find(&gr_core, ptr, &place) == 0) {
                         if (!place.live || gr_ledger_find(gr_core.ledger, place.base_ptr, ret_info) != 0)
                                 *ret_info = (struct gr_block_info){.split = true};
+                        else if (gr_notes_watch())
+                                gr_debug_correct(place.base_ptr, ret_info);
                         assert(place.base_ptr <= ptr);
                         *ret_base = place.base_ptr;
                         return 0;
@@ -53,6 +56,8 @@ int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_in
                     gr_ledger_find(gr_core.ledger, base, ret_info) != 0)
                         return -ENOENT;
         }
+        if (gr_notes_watch())
+                gr_debug_correct(base, ret_info);
         *ret_base = base;
         return 0;
 }
@@ -154,8 +159,12 @@ GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 /* As gr_query_block_at, by the driver's address range, for pointers whose attributes tell nothing. */
 static bool block_of(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
 {
-        return GR_REAL(cuMemGetAddressRange_v2, ret_base, NULL, ptr) == CUDA_SUCCESS &&
-               gr_ledger_find(gr_core.ledger, *ret_base, ret_info) == 0;
+        if (GR_REAL(cuMemGetAddressRange_v2, ret_base, NULL, ptr) != CUDA_SUCCESS ||
+            gr_ledger_find(gr_core.ledger, *ret_base, ret_info) != 0)
+                return false;
+        if (gr_notes_watch())
+                gr_debug_correct(*ret_base, ret_info);
+        return true;
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr dptr)

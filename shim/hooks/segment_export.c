@@ -12,6 +12,7 @@
 #include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "hooks/note.h"
 #include "system/messages.h"
 #include "system/platform.h"
 #include "system/workers.h"
@@ -42,8 +43,11 @@ static _Atomic int answers; /* askers that are being answered by workers */
 GR_HELD(gr_mappings) static bool is_there(const struct gr_segment_handle *handle, struct gr_block_info *ret_info)
 {
         gr_assert_locked(&gr_mappings);
-        return gr_ledger_find(gr_core.ledger, handle->base, ret_info) == 0 && ret_info->live && ret_info->split &&
-               ret_info->exported && ret_info->generation == handle->generation &&
+        if (gr_ledger_find(gr_core.ledger, handle->base, ret_info) != 0)
+                return false;
+        if (gr_notes_watch())
+                gr_debug_correct(handle->base, ret_info);
+        return ret_info->live && ret_info->split && ret_info->exported && ret_info->generation == handle->generation &&
                ret_info->requested_bytes == handle->bytes;
 }
 

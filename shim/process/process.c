@@ -293,6 +293,7 @@ static void at_exit(void)
         gr_neighbour_leave();
         gr_segment_export_stop();
         gr_workers_join_threads(BACKGROUND_STOP_NS);
+        gr_note_ending();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
         gr_note_end();
