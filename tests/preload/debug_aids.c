@@ -1,0 +1,268 @@
+/*
+ * A program with planted memory errors, which the debug aids find (debug_aids_test.sh). `debug_aids MODE`:
+ *
+ *   overrun    writes 4 bytes behind a block of 1000 bytes, and frees it
+ *   far        writes the last byte that belongs to the red zone of a block of 3 MiB, and frees it
+ *   at-exit    as overrun, but does not free the block
+ *   at-end     as overrun, but destroys the context
+ *   in-order   as overrun, but frees the block in stream order
+ *   in-kernel  as overrun, by work on a stream that still runs when the block is freed
+ *   after      frees a block of 4000 bytes, writes 8 bytes to it at +100, and allocates and frees others
+ *   after-end  as after, but destroys the context at once
+ *   after-exit as after, but exits at once
+ *   unwritten  prints bytes of blocks that it has not written: of fresh memory, of memory that served before, and of a
+ *              pitched block
+ *   clean      none of it: each pair of lines must be as natively, and nothing is reported
+ *   full       fills the card, frees, and fills it again
+ *   pairs N    allocates and frees N blocks of 1 MiB, and prints the nanoseconds that a pair takes
+ */
+#include <cuda.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "check.h"
+
+static CUcontext context;
+static CUstream stream;
+
+static CUdeviceptr allocate(size_t bytes)
+{
+        CUdeviceptr ptr;
+
+        GR_MUST(cuMemAlloc(&ptr, bytes));
+        return ptr;
+}
+
+__attribute__((noinline, noclone)) static CUdeviceptr culprit(size_t bytes)
+{
+        CUdeviceptr ptr = allocate(bytes);
+
+        return ptr;
+}
+
+static void overrun(void)
+{
+        CUdeviceptr ptr = culprit(1000);
+
+        GR_MUST(cuMemsetD8(ptr, 1, 1000));
+        GR_MUST(cuMemsetD8(ptr + 1000, 7, 4));
+}
+
+static void overrun_and_free(bool in_order, bool running)
+{
+        CUdeviceptr before = allocate(5000), ptr = culprit(1000), behind = allocate(6000);
+
+        GR_MUST(cuMemsetD8Async(ptr, 1, 1000, stream));
+        GR_MUST(cuMemsetD8Async(ptr + 1000, 7, 4, stream));
+        if (!running)
+                GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(in_order ? cuMemFreeAsync(ptr, stream) : cuMemFree(ptr));
+        GR_MUST(cuMemFree(before));
+        GR_MUST(cuMemFree(behind));
+}
+
+static void far(void)
+{
+        CUdeviceptr ptr = culprit(3 * MIB);
+
+        GR_MUST(cuMemsetD8(ptr + 3 * MIB + 511, 7, 1));
+        GR_MUST(cuMemFree(ptr));
+}
+
+static void after(void)
+{
+        CUdeviceptr ptr = culprit(4000);
+
+        GR_MUST(cuMemsetD8(ptr, 1, 4000));
+        GR_MUST(cuMemFree(ptr));
+        GR_MUST(cuMemsetD8(ptr + 100, 7, 8));
+}
+
+static void churn(size_t bytes, unsigned rounds)
+{
+        for (unsigned i = 0; i < rounds; i++) {
+                CUdeviceptr ptr = allocate(bytes);
+
+                GR_MUST(cuMemsetD8(ptr, 3, bytes));
+                GR_MUST(cuMemFree(ptr));
+        }
+}
+
+static void print_bytes(const char *what, CUdeviceptr ptr, size_t bytes)
+{
+        unsigned char begin[2], end[2];
+
+        GR_MUST(cuMemcpyDtoH(begin, ptr, sizeof(begin)));
+        GR_MUST(cuMemcpyDtoH(end, ptr + bytes - sizeof(end), sizeof(end)));
+        printf("%s: %02x %02x .. %02x %02x\n", what, begin[0], begin[1], end[0], end[1]);
+}
+
+static void unwritten(void)
+{
+        CUdeviceptr ptr = allocate(100000);
+        size_t pitch;
+
+        print_bytes("fresh", ptr, 100000);
+        GR_MUST(cuMemsetD8(ptr, 1, 100000));
+        GR_MUST(cuMemFree(ptr));
+        for (unsigned i = 0; i < 4; i++) { /* one of them gets the memory */
+                ptr = allocate(100000);
+                print_bytes("again", ptr, 100000);
+                GR_MUST(cuMemsetD8(ptr, 1, 100000));
+                GR_MUST(cuMemFree(ptr));
+        }
+        for (unsigned i = 0; i < 2; i++) {
+                GR_MUST(cuMemAllocPitch(&ptr, &pitch, 1000, 10, 4));
+                print_bytes("pitched", ptr, pitch * 10);
+                GR_MUST(cuMemFree(ptr));
+        }
+}
+
+static void describe(const char *what, CUdeviceptr ptr, CUdeviceptr at)
+{
+        CUdeviceptr base = 0, start = 0;
+        size_t size = 0, range = 0;
+        CUresult results[] = {cuMemGetAddressRange(&base, &size, at),
+                              cuPointerGetAttribute(&range, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at),
+                              cuPointerGetAttribute(&start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, at)};
+
+        printf("%s: %d %d %d, %zu %zu %d %d\n", what, results[0], results[1], results[2], size, range,
+               results[0] == CUDA_SUCCESS && base == ptr, results[2] == CUDA_SUCCESS && start == ptr);
+}
+
+/* Memory that a graph uses, allocated and freed while its stream captures. */
+static void capture(void)
+{
+        CUdeviceptr ptr, outside = allocate(MIB);
+        CUgraphExec runs;
+        CUgraph graph;
+        unsigned char byte;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        ptr = allocate(MIB);
+        GR_MUST(cuMemsetD8Async(ptr, 5, MIB, stream));
+        GR_MUST(cuMemcpyDtoDAsync(outside, ptr, MIB, stream));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphInstantiate(&runs, graph, 0));
+        for (unsigned i = 0; i < 3; i++) {
+                GR_MUST(cuGraphLaunch(runs, stream));
+                GR_MUST(cuStreamSynchronize(stream));
+                GR_MUST(cuMemcpyDtoH(&byte, outside + MIB - 1, 1));
+                printf("graph: %d\n", byte);
+        }
+        GR_MUST(cuGraphExecDestroy(runs));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuMemFree(ptr));
+        GR_MUST(cuMemFree(outside));
+}
+
+static void clean(void)
+{
+        static const size_t sizes[] = {1, 511, 512, 513, 1000, 4096, 65536, 1000001, 2 * MIB, 5 * MIB + 3};
+        CUdeviceptr ptr, next;
+        size_t pitch;
+
+        for (unsigned i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+                ptr = allocate(sizes[i]);
+                GR_MUST(cuMemsetD8(ptr, 1, sizes[i]));
+                describe("whole", ptr, ptr);
+                describe("inside", ptr, ptr + sizes[i] / 2);
+                printf("wrong: %d\n", cuMemFree(ptr + 256));
+                GR_MUST(cuMemFree(ptr));
+                describe("freed", ptr, ptr);
+                printf("twice: %d\n", cuMemFree(ptr));
+        }
+        for (unsigned i = 0; i < 3; i++) {
+                GR_MUST(cuMemAllocPitch(&ptr, &pitch, 1000, 10, 4));
+                GR_MUST(cuMemsetD8(ptr, 1, pitch * 10));
+                describe("pitched", ptr, ptr);
+                GR_MUST(cuMemFree(ptr));
+        }
+        ptr = allocate(1000);
+        GR_MUST(cuMemsetD8Async(ptr, 1, 1000, stream));
+        GR_MUST(cuMemFreeAsync(ptr, stream));
+        GR_MUST(cuStreamSynchronize(stream));
+        capture();
+        churn(3 * MIB, 40);
+        /* Written by work that still runs when it is freed, and then by the next owner. */
+        for (unsigned i = 0; i < 20; i++) {
+                ptr = allocate(MIB);
+                GR_MUST(cuMemsetD8Async(ptr, 1, MIB, stream));
+                GR_MUST(cuMemFree(ptr));
+                next = allocate(MIB);
+                GR_MUST(cuMemsetD8Async(next, 2, MIB, NULL));
+                print_bytes("next", next, MIB);
+                GR_MUST(cuMemFree(next));
+        }
+}
+
+static void full(void)
+{
+        static CUdeviceptr all[4096];
+        unsigned count[2];
+
+        for (unsigned round = 0; round < 2; round++) {
+                unsigned n = 0;
+
+                while (n < 4096 && cuMemAlloc(&all[n], 4 * MIB) == CUDA_SUCCESS)
+                        n++;
+                count[round] = n;
+                while (n > 0)
+                        GR_MUST(cuMemFree(all[--n]));
+        }
+        printf("full: %s\n", count[0] == count[1] && count[0] > 8 && count[0] < 4096 ? "as often again" : "not again");
+        if (count[0] != count[1])
+                printf("%u, then %u\n", count[0], count[1]);
+}
+
+static void pairs(unsigned count)
+{
+        struct timespec begin, end;
+
+        churn(MIB, 100);
+        clock_gettime(CLOCK_MONOTONIC, &begin);
+        for (unsigned i = 0; i < count; i++)
+                GR_MUST(cuMemFree(allocate(MIB)));
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        printf("%.0f ns\n",
+               ((double)(end.tv_sec - begin.tv_sec) * 1e9 + (double)(end.tv_nsec - begin.tv_nsec)) / count);
+}
+
+int main(int argc, char **argv)
+{
+        const char *mode = argc > 1 ? argv[1] : "";
+        CUdevice device;
+
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDeviceGet(&device, 0));
+        GR_MUST(cuCtxCreate(&context, NULL, 0, device));
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        if (strcmp(mode, "overrun") == 0)
+                overrun_and_free(false, false);
+        else if (strcmp(mode, "in-order") == 0)
+                overrun_and_free(true, false);
+        else if (strcmp(mode, "in-kernel") == 0)
+                overrun_and_free(false, true);
+        else if (strcmp(mode, "far") == 0)
+                far();
+        else if (strcmp(mode, "at-exit") == 0 || strcmp(mode, "at-end") == 0)
+                overrun();
+        else if (strncmp(mode, "after", 5) == 0)
+                after();
+        else if (strcmp(mode, "unwritten") == 0)
+                unwritten();
+        else if (strcmp(mode, "clean") == 0)
+                clean();
+        else if (strcmp(mode, "full") == 0)
+                full();
+        else if (strcmp(mode, "pairs") == 0 && argc > 2)
+                pairs((unsigned)atoi(argv[2]));
+        else
+                return 2;
+        if (strcmp(mode, "after") == 0)
+                churn(MIB, 40);
+        if (strstr(mode, "-end"))
+                GR_MUST(cuCtxDestroy(context));
+        return GR_CHECK_RESULT();
+}
