@@ -13,7 +13,7 @@
  *   unwritten  prints bytes of blocks that it has not written: of fresh memory, of memory that served before, and of a
  *              pitched block
  *   clean      none of it: each pair of lines must be as natively, and nothing is reported
- *   full       fills the card, frees, and fills it again
+ *   full       fills the card, frees, and fills it again: what is kept out of use must come back
  *   pairs N    allocates and frees N blocks of 1 MiB, and prints the nanoseconds that a pair takes
  */
 #include <cuda.h>
@@ -47,6 +47,7 @@ static void overrun(void)
 
         GR_MUST(cuMemsetD8(ptr, 1, 1000));
         GR_MUST(cuMemsetD8(ptr + 1000, 7, 4));
+        GR_MUST(cuCtxSynchronize());
 }
 
 static void overrun_and_free(bool in_order, bool running)
@@ -77,6 +78,7 @@ static void after(void)
         GR_MUST(cuMemsetD8(ptr, 1, 4000));
         GR_MUST(cuMemFree(ptr));
         GR_MUST(cuMemsetD8(ptr + 100, 7, 8));
+        GR_MUST(cuCtxSynchronize());
 }
 
 static void churn(size_t bytes, unsigned rounds)
@@ -211,9 +213,11 @@ static void full(void)
                 while (n > 0)
                         GR_MUST(cuMemFree(all[--n]));
         }
-        printf("full: %s\n", count[0] == count[1] && count[0] > 8 && count[0] < 4096 ? "as often again" : "not again");
-        if (count[0] != count[1])
-                printf("%u, then %u\n", count[0], count[1]);
+        /* Red zones leave gaps, which differ from round to round. */
+        if (count[0] > 8 && count[0] < 4096 && count[0] - count[0] / 10 <= count[1])
+                puts("full: about as often again");
+        else
+                printf("full: %u times, then %u\n", count[0], count[1]);
 }
 
 static void pairs(unsigned count)
