@@ -290,12 +290,12 @@ static int fill_or_read(CUcontext context, uint64_t ptr, unsigned char byte, voi
         mode = gr_operations_relax_captures();
         stream = release_stream(context);
         result = CUDA_ERROR_INVALID_CONTEXT;
-        if (stream && enter(context)) {
+        if (stream && push_context(context)) {
                 result = to ? gr_real.cuMemcpyDtoHAsync_v2(to, ptr, bytes, stream)
                             : gr_real.cuMemsetD8Async(ptr, byte, bytes, stream);
                 if (result == CUDA_SUCCESS)
                         result = gr_real.cuStreamSynchronize(stream);
-                leave();
+                pop_context();
         }
         gr_operations_restore_captures(mode);
         return gr_errno_of(result);

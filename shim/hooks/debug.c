@@ -64,7 +64,7 @@ struct visit {
         int rc;                   /* of the pool */
 };
 
-static bool visit_one(struct gr_context *context, void *arg)
+static bool act_if_there(struct gr_context *context, void *arg)
 {
         struct visit *visit = arg;
 
@@ -76,12 +76,12 @@ static bool visit_one(struct gr_context *context, void *arg)
 }
 
 /* Does nothing where the context is about to end, or has. */
-static void with_context(struct visit *visit)
+static void act_in_context(struct visit *visit)
 {
-        gr_context_each(&gr_core, visit->block->context->ordinal, visit_one, visit);
+        gr_context_each(&gr_core, visit->block->context->ordinal, act_if_there, visit);
 }
 
-GR_HELD(lock) static struct gr_debug_block *find(CUdeviceptr ptr)
+GR_HELD(lock) static struct gr_debug_block *watched_at(CUdeviceptr ptr)
 {
         struct gr_debug_block *block;
 
@@ -91,7 +91,7 @@ GR_HELD(lock) static struct gr_debug_block *find(CUdeviceptr ptr)
 }
 
 /* Lock held. The block is KEPT. */
-GR_HELD(lock) static void take_out_of_queue(struct gr_debug_block *block)
+GR_HELD(lock) static void leave_queue(struct gr_debug_block *block)
 {
         int device = block->context->ordinal;
 
@@ -101,25 +101,25 @@ GR_HELD(lock) static void take_out_of_queue(struct gr_debug_block *block)
 }
 
 /* Lock held. No other thread is about to free the block. */
-GR_HELD(lock) static void take_out(struct gr_debug_block *block)
+GR_HELD(lock) static void stop_watching(struct gr_debug_block *block)
 {
         gr_assert_locked(&lock);
         if (block->state == KEPT)
-                take_out_of_queue(block);
+                leave_queue(block);
         HASH_DEL(blocks, block);
 }
 
 /* Lock held. Enters the block, or deletes it where there is no room: then it is not watched. */
-GR_HELD(lock) static void enter(struct gr_debug_block *block)
+GR_HELD(lock) static void start_watching(struct gr_debug_block *block)
 {
-        struct gr_debug_block *stale = find(block->ptr);
+        struct gr_debug_block *stale = watched_at(block->ptr);
 
         if (stale && stale->state == LEAVING) { /* its thread deletes it */
                 free(block);
                 return;
         }
         if (stale) { /* it went without the library's knowledge */
-                take_out(stale);
+                stop_watching(stale);
                 free(stale);
         }
         HASH_ADD(hh, blocks, ptr, sizeof(block->ptr), block);
@@ -133,7 +133,7 @@ static unsigned char freed_byte(void)
 }
 
 /* Reports bytes that are not what was written there. The caller has made sure that nothing is reported twice. */
-static void report(const struct gr_debug_block *block, size_t changed, size_t first, const char *when)
+static void report_damage(const struct gr_debug_block *block, size_t changed, size_t first, const char *when)
 {
         uint64_t now_ns = gr_driver.now_ns();
         bool is_freed = block->freed_ns != 0;
@@ -154,8 +154,8 @@ static void report(const struct gr_debug_block *block, size_t changed, size_t fi
 }
 
 /* Compares the memory from offset on with what was written there. Returns how many bytes differ; *ret_first: where. */
-static size_t compare(const struct gr_debug_block *block, size_t offset, size_t bytes, unsigned char byte,
-                      size_t *ret_first)
+static size_t count_changed(const struct gr_debug_block *block, size_t offset, size_t bytes, unsigned char byte,
+                            size_t *ret_first)
 {
         size_t room = gr_min(bytes, CHECK_BYTES), changed = 0;
         unsigned char *copy = malloc(room);
@@ -174,52 +174,52 @@ static size_t compare(const struct gr_debug_block *block, size_t offset, size_t 
 }
 
 /* What was written to the block that must not be; 0: nothing. */
-static size_t damage(const struct gr_debug_block *block, size_t *ret_first)
+static size_t damage_to(const struct gr_debug_block *block, size_t *ret_first)
 {
         if (block->freed_ns)
-                return compare(block, 0, block->bytes + block->zone_bytes, freed_byte(), ret_first);
-        return block->zone_bytes ? compare(block, block->bytes, block->zone_bytes, ZONE_BYTE, ret_first) : 0;
+                return count_changed(block, 0, block->bytes + block->zone_bytes, freed_byte(), ret_first);
+        return block->zone_bytes ? count_changed(block, block->bytes, block->zone_bytes, ZONE_BYTE, ret_first) : 0;
 }
 
-static void check(struct visit *visit)
+static void check_watched(struct visit *visit)
 {
-        size_t first = 0, changed = visit->block->is_reported ? 0 : damage(visit->block, &first);
+        size_t first = 0, changed = visit->block->is_reported ? 0 : damage_to(visit->block, &first);
 
         if (changed)
-                report(visit->block, changed, first, visit->when);
+                report_damage(visit->block, changed, first, visit->when);
 }
 
 /* Out of the table first: as soon as the pool has it, another thread may get the same address. */
-static void check_and_give(struct visit *visit)
+static void check_and_give_back(struct visit *visit)
 {
-        check(visit);
+        check_watched(visit);
         gr_lock(&lock);
-        take_out(visit->block);
+        stop_watching(visit->block);
         gr_unlock(&lock);
         (void)gr_pool_free_idle(&gr_core, visit->block->ptr); /* no call of the program could tell that it failed */
 }
 
 /* Gives the blocks that were freed first to the pool until the device's queue has most_bytes. */
-static void shorten(int device, uint64_t most_bytes, const char *when)
+static void shorten_queue(int device, uint64_t most_bytes, const char *when)
 {
         for (;;) {
-                struct visit visit = {.act = check_and_give, .when = when};
+                struct visit visit = {.act = check_and_give_back, .when = when};
                 struct gr_debug_block *block;
 
                 gr_lock(&lock);
                 block = kept[device].bytes > most_bytes ? kept[device].first : NULL;
                 if (block) {
-                        take_out_of_queue(block);
+                        leave_queue(block);
                         block->state = LEAVING;
                 }
                 gr_unlock(&lock);
                 if (!block)
                         return;
                 visit.block = block;
-                with_context(&visit);
+                act_in_context(&visit);
                 if (!visit.done) { /* it goes with its context */
                         gr_lock(&lock);
-                        take_out(block);
+                        stop_watching(block);
                         gr_unlock(&lock);
                 }
                 free(block);
@@ -227,17 +227,17 @@ static void shorten(int device, uint64_t most_bytes, const char *when)
 }
 
 /* Memory is short. */
-static int purge(void *arg, int device, uint64_t want_bytes)
+static int purge_kept(void *arg, int device, uint64_t want_bytes)
 {
         (void)arg;
         (void)want_bytes;
-        shorten(device, 0, "as memory was short");
+        shorten_queue(device, 0, "as memory was short");
         return 0;
 }
 
 bool gr_debug_init(void)
 {
-        static struct gr_reclaimable quarantine = {.name = "quarantine", .purge = purge};
+        static struct gr_reclaimable quarantine = {.name = "quarantine", .purge = purge_kept};
         const struct gr_size_list *most = &gr_options.quarantine;
         bool keeps = most->device_mask || most->all.is_percent || most->all.bytes != GR_SIZE_NONE;
 
@@ -263,7 +263,7 @@ void gr_debug_watch(struct gr_context *context, CUdeviceptr ptr, size_t bytes, s
         block->allocated_ns = gr_driver.now_ns();
         block->thread = (uint32_t)syscall(SYS_gettid);
         gr_lock(&lock);
-        enter(block);
+        start_watching(block);
         gr_unlock(&lock);
 }
 
@@ -282,7 +282,7 @@ int gr_debug_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 }
 
 /* The block at ptr as the pool has it, if the program has it still. */
-static bool is_live(CUdeviceptr ptr, struct gr_block_info *ret_info)
+static bool pool_has_live(CUdeviceptr ptr, struct gr_block_info *ret_info)
 {
         return gr_ledger_find(gr_core.ledger, ptr, ret_info) == 0 && ret_info->live;
 }
@@ -306,7 +306,7 @@ static void check_and_free(struct visit *visit)
         if (gr_fence_overflow(fence) || gr_fence_is_broken(fence) || gr_fence_sync(fence) != 0)
                 return;
         visit->waited = true;
-        check(visit);
+        check_watched(visit);
         if (fills && gr_operations_fill(block->context->handle, block->ptr, freed_byte(), whole_bytes) != 0)
                 keeps = false;
         block->stack = gr_origins_stack(block->ptr);
@@ -319,11 +319,11 @@ static void check_and_free(struct visit *visit)
                 DL_APPEND(kept[ordinal].first, block);
                 kept[ordinal].bytes += whole_bytes;
         } else {
-                take_out(block);
+                stop_watching(block);
         }
         gr_unlock(&lock);
         if (keeps)
-                shorten(ordinal, most_bytes, "when it left the quarantine");
+                shorten_queue(ordinal, most_bytes, "when it left the quarantine");
         else
                 visit->rc = gr_pool_free_idle(&gr_core, block->ptr);
 }
@@ -335,7 +335,7 @@ bool gr_debug_free(CUdeviceptr ptr, bool in_order, struct gr_debug_block **ret_b
         bool is_freed;
 
         gr_lock(&lock);
-        visit.block = find(ptr);
+        visit.block = watched_at(ptr);
         is_freed = visit.block && visit.block->state != LIVE;
         if (visit.block && !is_freed)
                 visit.block->state = LEAVING;
@@ -344,19 +344,19 @@ bool gr_debug_free(CUdeviceptr ptr, bool in_order, struct gr_debug_block **ret_b
                 return false;
         *ret_rc = -EALREADY;
         if (is_freed)
-                return is_live(ptr, &info); /* else the pool knows nothing of it any more */
-        visit.act = in_order ? check : check_and_free;
+                return pool_has_live(ptr, &info); /* else the pool knows nothing of it any more */
+        visit.act = in_order ? check_watched : check_and_free;
         visit.when = in_order ? "when it was freed in stream order" : "when it was freed";
-        if (is_live(ptr, &info) && (in_order || !gr_gate_is_open(&gr_core.gate))) {
+        if (pool_has_live(ptr, &info) && (in_order || !gr_gate_is_open(&gr_core.gate))) {
                 visit.exported = info.exported;
-                with_context(&visit);
+                act_in_context(&visit);
         }
         *ret_rc = visit.rc;
         if (visit.keeps) /* another thread may have deleted the block by now */
                 return true;
         if (!visit.waited) {
                 gr_lock(&lock);
-                take_out(visit.block);
+                stop_watching(visit.block);
                 gr_unlock(&lock);
         }
         *ret_block = visit.block;
@@ -371,7 +371,7 @@ void gr_debug_free_end(struct gr_debug_block *block, int rc)
         }
         block->state = LIVE;
         gr_lock(&lock);
-        enter(block);
+        start_watching(block);
         gr_unlock(&lock);
 }
 
@@ -380,7 +380,7 @@ void gr_debug_correct(CUdeviceptr ptr, struct gr_block_info *info)
         struct gr_debug_block *block;
 
         gr_lock(&lock);
-        block = find(ptr);
+        block = watched_at(ptr);
         if (block && block->bytes + block->zone_bytes == info->requested_bytes) {
                 info->requested_bytes = block->bytes;
                 info->live &= block->freed_ns == 0;
@@ -389,7 +389,7 @@ void gr_debug_correct(CUdeviceptr ptr, struct gr_block_info *info)
 }
 
 /* Checks the blocks of a context, arg or, where that is NULL, of each. */
-static bool check_all(struct gr_context *context, void *arg)
+static bool check_context(struct gr_context *context, void *arg)
 {
         struct gr_debug_block *copies, *block, *tmp;
         size_t count = 0;
@@ -403,12 +403,12 @@ static bool check_all(struct gr_context *context, void *arg)
                         copies[count++] = *block;
         gr_unlock(&lock);
         for (size_t i = 0; i < count; i++) {
-                size_t first = 0, changed = damage(&copies[i], &first);
+                size_t first = 0, changed = damage_to(&copies[i], &first);
 
                 if (!changed)
                         continue;
                 gr_lock(&lock);
-                block = find(copies[i].ptr);
+                block = watched_at(copies[i].ptr);
                 /* Else it was freed meanwhile, and what was read may be the next owner's. */
                 if (block && block->state == copies[i].state && block->allocated_ns == copies[i].allocated_ns &&
                     !block->is_reported)
@@ -417,7 +417,8 @@ static bool check_all(struct gr_context *context, void *arg)
                         changed = 0;
                 gr_unlock(&lock);
                 if (changed)
-                        report(&copies[i], changed, first, arg ? "as its context ended" : "as the process ended");
+                        report_damage(&copies[i], changed, first,
+                                      arg ? "as its context ended" : "as the process ended");
         }
         free(copies);
         return !arg;
@@ -425,7 +426,7 @@ static bool check_all(struct gr_context *context, void *arg)
 
 void gr_debug_check(struct gr_context *context)
 {
-        gr_context_each(&gr_core, -1, check_all, context);
+        gr_context_each(&gr_core, -1, check_context, context);
 }
 
 void gr_debug_context_gone(struct gr_context *context)
@@ -435,7 +436,7 @@ void gr_debug_context_gone(struct gr_context *context)
         gr_lock(&lock);
         HASH_ITER (hh, blocks, block, tmp)
                 if (block->context == context && block->state != LEAVING) {
-                        take_out(block);
+                        stop_watching(block);
                         free(block);
                 }
         gr_unlock(&lock);

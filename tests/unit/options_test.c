@@ -250,6 +250,29 @@ static void test_numbers(void)
         GR_CHECK_EQ(ns, 2000000000);
 }
 
+static void test_bytes(void)
+{
+        static const struct {
+                const char *text;
+                int rc, value;
+        } cases[] = {{"0xAA", 0, 0xaa},  {"0XfF", 0, 255},     {"0", 0, 0},        {"255", 0, 255},
+                     {"None", 0, -1},    {"256", -ERANGE, 7},  {"0x", -EINVAL, 7}, {"AA", -EINVAL, 7},
+                     {"-1", -EINVAL, 7}, {"0x100", -ERANGE, 7}};
+        const struct gr_option byte = {.kind = GR_KIND_BYTE};
+        char text[64];
+
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                int64_t value = 7;
+
+                GR_CHECK_EQ(gr_option_parse(&byte, cases[i].text, &value), cases[i].rc);
+                GR_CHECK_EQ(value, cases[i].value);
+        }
+        LOAD("GPURECLAIM_FILL=0xA", "GPURECLAIM_QUARANTINE=64");
+        GR_CHECK_STR(gr_option_format(&options, GR_OPTION_FILL, text, sizeof(text)), "0x0a");
+        GR_CHECK_EQ(warning_count, 1);
+        GR_CHECK(strstr(warnings[0], "GPURECLAIM_QUARANTINE=64: out of range") == warnings[0]);
+}
+
 static char dumped[4096];
 
 static void keep_line(const char *text, void *arg)
@@ -318,6 +341,7 @@ int main(void)
         test_unknown();
         test_resolve();
         test_numbers();
+        test_bytes();
         test_dump();
         test_path();
         test_nearest();
