@@ -108,11 +108,11 @@ static void write_value(struct gr_json *json, const struct gr_option *option, co
                         gr_json_null(json, "value");
                 break;
         case GR_KIND_BYTE:
-                if (*(const int64_t *)value == GR_BYTE_NONE) {
+                if (*(const int64_t *)value == GR_BYTE_NONE)
                         gr_json_null(json, "value");
-                        break;
-                }
-                /* fall through */
+                else
+                        gr_json_number(json, "value", "%lld", (long long)*(const int64_t *)value);
+                break;
         case GR_KIND_INT:
                 gr_json_number(json, "value", "%lld", (long long)*(const int64_t *)value);
                 break;

@@ -8,10 +8,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <uthash.h>
 #include <utlist.h>
 
 #include "alloc/pool.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/no_cancel.h"
 #include "driver/operations.h"
@@ -288,8 +288,8 @@ static bool pool_has_live(CUdeviceptr ptr, struct gr_block_info *ret_info)
 }
 
 /*
- * Waits for the GPU and checks the block. Then it goes into the queue or to the pool. Where
- * nothing can be waited for, neither is done.
+ * Waits for the GPU and checks the block. Then it goes into the queue or to the pool. Where nothing can be waited for,
+ * neither is done.
  */
 static void check_and_free(struct visit *visit)
 {

@@ -1,14 +1,14 @@
 /*
- * The debug aids: GPURECLAIM_FILL, GPURECLAIM_GUARD and GPURECLAIM_QUARANTINE. A layer above the pool, which watches the
- * blocks that the program allocates while no capture is open. A block may have a red zone behind it, which the pool
+ * The debug aids: GPURECLAIM_FILL, GPURECLAIM_GUARD and GPURECLAIM_QUARANTINE. A layer above the pool, which watches
+ * the blocks that the program allocates while no capture is open. A block may have a red zone behind it, which the pool
  * takes for a part of the block, and a freed one may be kept in a queue before the pool gets it.
  *
  * What is written and read here, and in which order with the program's work:
  * - Everything is done on the library's own stream of the block's context, and the host waits for it. That stream is
  *   non-blocking, so it waits for no work of the program.
  * - A free waits for the GPU first, as the driver's own free does: no work uses the block afterwards. Only then is it
- *   checked and filled. The pool gets it as idle (gr_pool_free_idle), so that no fence or barrier is needed for its next
- *   owner. A program that hangs here also hangs without the library.
+ *   checked and filled. The pool gets it as idle (gr_pool_free_idle), so that its next owner needs no fence or barrier.
+ *   A program that hangs here also hangs without the library.
  * - An allocation is filled before the program knows the address, so before its first use on any stream. Earlier users
  *   are done: the pool gave an idle block or fresh memory. Exceptions are blocks that were not watched as they were
  *   freed: in a capture, or in stream order. For one of these the pool may have laid a barrier. The fill comes behind

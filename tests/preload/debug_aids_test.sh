@@ -3,7 +3,8 @@
 #
 #   debug_aids_test.sh DEBUG_AIDS POOL
 #
-# DEBUG_AIDS is the program of that name, POOL a value of GPURECLAIM_POOL; GR_TEST_SHIM is the library, GR_TEST_SIM the simulated device.
+# DEBUG_AIDS is the program of that name, POOL a value of GPURECLAIM_POOL; GR_TEST_SHIM is the library, GR_TEST_SIM the
+# simulated device.
 set -u
 
 program=$(realpath "$1") pool=$2
@@ -24,8 +25,8 @@ fail() {
 
 # run MODE SETTING...: under the library, with the settings.
 run() {
-        timeout 60 env "${@:2}" "GPURECLAIM_POOL=$pool" GPURECLAIM_STATS_FILE=stats "LD_PRELOAD=$GR_TEST_SHIM" "$program" \
-                "$1" >out 2>err
+        timeout 60 env "${@:2}" "GPURECLAIM_POOL=$pool" GPURECLAIM_STATS_FILE=stats \
+                "LD_PRELOAD=$GR_TEST_SHIM" "$program" "$1" >out 2>err
         status=$?
         [ $status -eq 0 ] || fail "$pool, $*: exit status $status"
 }
@@ -43,7 +44,8 @@ quiet() {
 
 guard=GPURECLAIM_GUARD=1 keep=GPURECLAIM_QUARANTINE=16MiB fill=GPURECLAIM_FILL=0xAA
 timeout 60 "$program" clean >native || fail "natively"
-behind='GPURECLAIM_GUARD: 4 bytes were written behind a block of 1000 bytes at 0x[0-9a-f]+, the first at \+1000; found'
+address='at 0x[0-9a-f]+, the first at'
+behind="GPURECLAIM_GUARD: 4 bytes were written behind a block of 1000 bytes $address \+1000; found"
 at='allocated [0-9.]+ s ago by thread [0-9]+'
 for also in A=B $fill $keep; do
         run overrun $guard $also
@@ -62,7 +64,7 @@ reported at-exit "$behind as the process ended; $at\$"
 run at-end $guard
 reported at-end "$behind as its context ended; $at\$"
 
-freed='GPURECLAIM_QUARANTINE: 8 bytes were written to a freed block of 4000 bytes at 0x[0-9a-f]+, the first at \+100; found'
+freed="GPURECLAIM_QUARANTINE: 8 bytes were written to a freed block of 4000 bytes $address \+100; found"
 for also in A=B $fill $guard; do
         run after $keep $also
         reported "after, $also" "$freed when it left the quarantine; $at, freed [0-9.]+ s ago\$"
