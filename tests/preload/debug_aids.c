@@ -34,7 +34,7 @@ static CUdeviceptr allocate(size_t bytes)
         return ptr;
 }
 
-__attribute__((noinline, noclone)) static CUdeviceptr culprit(size_t bytes)
+__attribute__((noinline)) static CUdeviceptr culprit(size_t bytes)
 {
         CUdeviceptr ptr = allocate(bytes);
 
