@@ -192,7 +192,7 @@ run "$traced" wraps 10
 head -c 4100 trace >short && "$command" report short >said || fail "cut off after the header"
 grep -q 'short: 0 operations' said || fail "cut off after the header: $(cat said)"
 head -c 4095 trace >short && "$command" report short >/dev/null 2>said && fail "cut off in the header"
-{ head -c 8 trace && printf '\002' && tail -c +10 trace; } >newer
+{ head -c 8 trace && printf '\377' && tail -c +10 trace; } >newer
 "$command" report newer >/dev/null 2>said && fail "another version"
 grep -q 'newer: a trace of another version of gpureclaim' said || fail "another version: $(cat said)"
 
