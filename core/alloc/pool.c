@@ -309,7 +309,10 @@ static void complete_elsewhere(struct gr_arena *arena, bool should_close)
         complete(context, should_close);
 }
 
-/* 0 where no work uses the block, or after a wait for the GPU, where each free waits; -EBUSY: the fence tells when the block is idle. */
+/*
+ * 0 where no work uses the block, or after a wait for the GPU, where each free waits; -EBUSY: the fence tells when the
+ * block is idle.
+ */
 static int wait_if_asked(struct gr_context *context, const struct order *order)
 {
         bool waits = context->core->config.reuse == GR_REUSE_SYNC && !order->collected;
