@@ -320,9 +320,8 @@ static uint64_t least_to_map(struct gr_context *context, size_t bytes)
 }
 
 /*
- * How much to map in graph segments for a request that lacks less. The memory held stays about the same, because a
- * graph of the next size soon uses the rest, and each mapping saved is time of a capture (docs/measurements.md,
- * graph-moves). 0: only what it lacks. Lock not held.
+ * How much to map in graph segments for a request that lacks less. A graph of the next size soon uses the rest, so
+ * hardly more memory is held, and there are fewer calls of the driver (docs/measurements.md, graph-moves). 0: only what it lacks. Lock not held.
  */
 static uint64_t least_to_map_for_graph(struct gr_context *context, size_t bytes)
 {

@@ -144,8 +144,7 @@ static void report_damage(const struct gr_debug_block *block, size_t changed, si
                 snprintf(freed, sizeof(freed), ", freed %.3f s ago", (double)(now_ns - block->freed_ns) / 1e9);
         gr_log(GR_LOG_WARN,
                "%s: %zu %s a %sblock of %zu bytes at 0x%llx, the first at +%zu; found %s; allocated %.3f s ago by "
-               "thread "
-               "%u%s%s%s",
+               "thread %u%s%s%s",
                is_freed ? "GPURECLAIM_QUARANTINE" : "GPURECLAIM_GUARD", changed,
                is_freed ? "bytes were written to" : "bytes were written behind", is_freed ? "freed " : "", block->bytes,
                (unsigned long long)block->ptr, first, when, (double)(now_ns - block->allocated_ns) / 1e9, block->thread,
