@@ -1,22 +1,14 @@
 /*
  * The shim stands between a program and the CUDA driver. Its folders, from the bottom up:
  *
- *   system/   options (environment.c), workers and other threads (workers.c), other processes (platform.c) and messages
- *             to them (messages.c)
- *   driver/   the driver's own functions (real.c, from the list hooks.def), core/'s table of them (operations.c), NVML
- *             (nvml.c)
- *   device/   the limits of a device (device.c), the other processes on it (neighbour.c), driver overhead (overhead.c)
- *   hooks/    turns calls into requests to core/: memory.c, query.c, context.c (with green.c), stream.c (with
- *             captures.c), submit.c, sync.c; runtime.c for functions of the shared runtime; segment_export.c and
- *             segment_import.c for blocks that processes share; stream_ordered.c, vmm.c, ipc.c, managed.c, array.c,
- *             graph.c, graph_memory.c, module.c and pinned_host.c for memory that the pool of device memory does not
- *             serve; nvml_views.c for NVML's answers; note.c notes what they allocate and free, in
- *             the trace (trace.c) and by the stacks that did it (origins.c, with stack.c and python.c)
- *   process/  the public functions (api.c), and what sets all of it up: the background thread, fork and exit
- *             (process.c)
- *   lookup/   answers the program's look-ups of driver functions with hooks (lookup.c, dlsym.S)
+ *   system/   the operating system: environment, threads, other processes, files that are mapped
+ *   driver/   the driver's own functions, from the list hooks.def; core/'s table of them; NVML
+ *   device/   the limits of a device, the other processes on it, driver overhead
+ *   hooks/    what the program calls, one file for each family of calls, and the tables that these need
+ *   process/  start, exit and fork; the background thread; the public functions
+ *   lookup/   answers the program's look-ups of driver functions with hooks
  *
- * The order in meson.build says which file may call which.
+ * meson.build lists the files in order: each may call those before it.
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready returns true, and after
  * fork, hooks only call the real function.

@@ -32,7 +32,10 @@ struct gr_device {
         struct gr_sharded cached_bytes;    /* of blocks that no keeper counts */
         struct gr_cached *_Atomic keepers; /* the list only grows */
 
-        /* Grants hold while granted_bytes <= threshold_bytes == granted_for_bytes, and grants_ended is false. */
+        /*
+         * Grants (budget.h) hold while granted_bytes <= threshold_bytes == granted_for_bytes, and grants_ended is
+         * false.
+         */
         _Atomic uint64_t granted_bytes; /* of all keepers */
         _Atomic uint64_t granted_for_bytes;
         _Atomic bool grants_ended;

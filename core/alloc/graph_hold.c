@@ -17,7 +17,10 @@
 #include "segment/graph_segments.h"
 
 #define LOOK 256 /* parked blocks that a request looks at */
-/* A block that cannot be cut exceeds its request by at most an eighth and one unit, or as a new one would. */
+/*
+ * A block that cannot be cut serves a request if it is larger by at most an eighth and one unit, or no larger than a
+ * new block would be.
+ */
 #define LARGER_SHARE 8
 
 struct gr_graph_hold {
@@ -85,7 +88,7 @@ void gr_graph_hold_retain(struct gr_graph_hold *hold)
 
 void gr_graph_hold_release(struct gr_graph_hold *hold)
 {
-        struct gr_core *core = hold->core; /* the hold may be freed at once */
+        struct gr_core *core = hold->core; /* read first: without users, another thread may free the hold */
         struct gr_context *shared_in = hold->shared_in;
         unsigned before = atomic_fetch_sub(&hold->users, 1);
 
@@ -103,7 +106,7 @@ void gr_graph_hold_own(struct gr_graph_hold *hold, struct gr_block *block)
         atomic_store(&block->hold, hold->number);
 }
 
-/* Whether a parked block may be cut and merged. What is known outside has to stay as it is. */
+/* Whether a parked block may be cut and merged. Others, such as exported ones, must keep their bounds. */
 static bool is_plain_range(const struct gr_block *block)
 {
         return atomic_load(&block->flags) == GR_BLOCK_SPLIT;

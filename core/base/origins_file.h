@@ -26,9 +26,9 @@
                 getenv("XDG_RUNTIME_DIR"), getenv("TMPDIR"), "/tmp"                                                    \
         }
 
-/* Each begins with this and ends at a multiple of 8 bytes from the begin of the file, by which it is named: / 8. */
+/* Each record begins with this and is padded to 8 bytes. Its number is its offset in the file / 8. */
 struct gr_origins_record {
-        uint32_t kind, bytes; /* with this and the padding */
+        uint32_t kind, bytes; /* bytes: of the whole record, padding included */
 };
 
 enum gr_origins_kind { GR_ORIGINS_MODULE = 1, GR_ORIGINS_PYTHON, GR_ORIGINS_STACK };
@@ -47,10 +47,10 @@ struct gr_origins_python {
         char name_and_file[]; /* each with its NUL */
 };
 
-/* The innermost frame first; the frames of Python behind those of the machine, which end where they begin. */
+/* The native frames, innermost first, down to the interpreter; then those of Python. */
 struct gr_origins_stack {
         struct gr_origins_record head;
-        /* Of the reader: what the stack had at its last look. */
+        /* Written by the reader (`gpureclaim leaks`): what the stack had when it was last read. */
         uint64_t looked_bytes, looked_blocks;
         uint64_t frames[];
 };
@@ -66,7 +66,7 @@ struct gr_origins_block {
         uint64_t time_ns; /* since the file began */
         uint32_t thread;
         uint32_t stack; /* record; 0: not known, as there was no more room */
-        /* When it was noted, blocks of so many bytes or more were noted all, smaller ones by chance; 0: all were. */
+        /* The sampling size then: all blocks of so many bytes or more were noted, smaller ones by chance; 0: all. */
         uint64_t sample_bytes;
 };
 
@@ -91,10 +91,10 @@ struct gr_origins_header {
         uint64_t began_monotonic_ns;
         uint64_t sample_bytes;          /* the least of all blocks' */
         _Atomic uint64_t records_bytes; /* with the header */
-        _Atomic uint64_t blocks;        /* places for them */
-        _Atomic uint64_t lost_blocks;   /* there was no room for them */
-        uint64_t looked_ns;             /* of the reader: its last look, by the clock of the day; 0: none */
-        char command[1024];             /* words, each with its NUL */
+        _Atomic uint64_t blocks;        /* slots for blocks */
+        _Atomic uint64_t lost_blocks;   /* not noted, as there was no free slot */
+        uint64_t looked_ns; /* written by the reader: when it last read, by the clock of the day; 0: never */
+        char command[1024]; /* words, each with its NUL */
         char rest[2984];
 };
 

@@ -48,23 +48,23 @@ struct look {
 
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_OVERHEAD); /* held across NVML */
 static struct look looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
-/* For executables, apart from the others: these also say how old driver_bytes is. */
+/* For executables. Apart, because looks[] also says how old driver_bytes is. */
 static struct look executable_looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 static uint64_t last_bytes[GR_DEVICES_MAX] GR_GUARDED_BY(lock); /* overhead as seen by the last of them */
 
 static struct executables {
         _Atomic bool based; /* last_bytes is of a measurement */
-        /* By how much the card's free memory fell while executables were made, since that, beside what is charged. */
+        /* By how much free memory fell while executables were made since then, without what was charged. */
         _Atomic uint64_t fallen_bytes;
-        _Atomic uint64_t paid_ns; /* the time until then is spent, also where NVML had no answer */
+        _Atomic uint64_t paid_ns; /* NVML is not asked before this time */
         /* After the last one: the card's free memory, with what was charged; and when that was. 0: not known. */
         _Atomic uint64_t seen_bytes, seen_ns;
 } executables[GR_DEVICES_MAX];
 
 /*
  * What was seen after one instantiation also holds before the next one, if that comes so soon and no code was loaded
- * and no context was made meanwhile. What else the driver takes would be counted as the executable's, as lazily loaded
- * code; that is best loaded before a capture.
+ * and no context was made meanwhile. Anything else that the driver takes meanwhile is counted as the executable's, also
+ * lazily loaded code: load that before a capture.
  */
 #define SEEN_NS UINT64_C(5000000)
 
@@ -132,8 +132,8 @@ GR_HELD(lock) static void count_overhead(struct gr_device *device, uint64_t byte
 }
 
 /*
- * As gr_overhead_look, for executables: what it has grown by since the last measurement is theirs, as far as the card's
- * free memory fell while they were made. Where it has shrunk, as by an unloaded module, only the latter is known. Of
+ * As gr_overhead_look, for executables: the smaller of the overhead's growth and the fall of free memory counts as
+ * theirs. Where the overhead has shrunk, as by an unloaded module, only the fall of free memory is known. Of
  * two threads that make executables at a time, one may miss what the other's took. paid_ns: nothing is done if that has
  * changed, as another thread has just looked.
  */

@@ -170,7 +170,7 @@ static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         ONCE_READY(result, gr_real.cuMemAlloc_v2(&ptr, bytes));
         if (relaxed)
                 gr_operations_restore_captures(mode);
-        (void)context; /* current already, or a green context that shares its memory */
+        (void)context; /* current already, or the current one is a green context with the same memory */
         if (result == CUDA_SUCCESS) {
                 *ret_ptr = ptr;
                 callbacks->taken();
@@ -266,7 +266,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         }
         /*
          * The driver has the memory only once the host has waited for the frees, and no later call waits for them by
-         * itself.
+         * itself. Twice: the first may only report an earlier error.
          */
         if (done > 0 && gr_real.cuStreamSynchronize(stream) != CUDA_SUCCESS)
                 gr_real.cuStreamSynchronize(stream);
@@ -276,7 +276,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         return gr_errno_of(result);
 }
 
-/* One of the two below; to is NULL to fill. */
+/* gr_operations_fill (to is NULL) and gr_operations_read. */
 static int fill_or_read(CUcontext context, uint64_t ptr, unsigned char byte, void *to, size_t bytes)
 {
         CUstreamCaptureMode mode;
@@ -571,7 +571,7 @@ void gr_operations_use_device(int device)
         if (!(atomic_load(&served) >> device & 1)) {
                 HASH_ITER (hh, mappings, mapping, tmp)
                         /*
-                         * Tried twice, because copies of memory without access fail. What fails here is tried
+                         * Tried twice: without access, copies by that device would fail. What fails here is tried
                          * again by the device's next context.
                          */
                         if (set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS &&

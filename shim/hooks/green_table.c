@@ -1,4 +1,4 @@
-/* The green contexts of the program, by handle and by name. */
+/* The green contexts of the program, found by CUgreenCtx and by the CUcontext it was converted to. */
 #include "hooks/green_table.h"
 
 #include <assert.h>

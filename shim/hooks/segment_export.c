@@ -280,8 +280,8 @@ GR_HELD(service_lock) static bool is_start_wanted(uint64_t number)
 
 /*
  * Gives the socket its name. The program may have closed the socket of this name. The name is free once the thread that
- * polls it has noticed. Lock held, but released until then: opening a handle of another process takes it, too. False:
- * that failed, or is not wanted any more.
+ * polls it has noticed. Lock held, but released while it waits, as opening another process's handle needs it, too.
+ * False: that failed, or is not wanted any more.
  */
 GR_NOT_CHECKED static bool bind_patiently(int fd, uint64_t number)
 {

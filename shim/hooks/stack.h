@@ -10,7 +10,7 @@
 int gr_stack_init(void);
 
 /*
- * The record of the calling thread's stack, which append adds where it is a new one. 0: there was no more room. append
+ * Finds the record of the calling thread's stack, or adds one by append and commit. 0: there was no more room. append
  * returns room for so many bytes, of zeroes, or NULL; its caller fills it and then calls commit. Only one thread is
  * between the two at a time.
  */
