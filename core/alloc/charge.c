@@ -69,7 +69,7 @@ int gr_charge_accounted(struct gr_core *core, struct gr_device *device, struct g
         assert((device == core->host) == (kind == GR_MEMORY_HOST)); /* host memory has a budget of its own */
         gr_lock_rank_assert_free_from(GR_RANK_LADDER);
         rc = charge_and_allocate(&request);
-        if (rc == -ENOMEM || rc == -EDQUOT) {
+        if (gr_is_out_of_memory(rc)) {
                 context = device == core->host ? NULL : gr_charge_climber(core, device, context);
                 if (rc == -EDQUOT && !context)
                         gr_count(core, GR_COUNTER_limit_hits, 1);

@@ -35,16 +35,17 @@
 #define RETURN_TRIES    16
 #define NEIGHBOUR_TRIES 2 /* each may take the full deadline; the second only if the first gave something */
 #define WAIT_LOOK_NS    UINT64_C(500000) /* WAIT: between looks at what this process freed */
-/* WAIT: the pause between questions to driver and neighbours, which doubles from the first to the last of these. */
+/* WAIT: the pause between two questions to driver and neighbours; it doubles, from FIRST to MOST. */
 #define WAIT_FIRST_NS UINT64_C(2000000)
 #define WAIT_MOST_NS  UINT64_C(50000000)
-#define MARGIN_BYTES  (UINT64_C(64) << 20) /* that gr_ladder_make_room adds, for what the driver takes besides */
+/* gr_ladder_make_room asks for it too: the driver's call needs memory itself. */
+#define MARGIN_BYTES (UINT64_C(64) << 20)
 
 /* One failed request, and what each rung gave for it. */
 struct climb {
         struct gr_context *context;
         size_t bytes;
-        struct gr_source_request *request; /* for a block; NULL: the next two are tried */
+        struct gr_source_request *request; /* for a block; NULL: attempt(arg) is called instead */
         gr_ladder_attempt *attempt;
         void *arg;
         int error;      /* -ENOMEM or -EDQUOT, the last one */
@@ -78,7 +79,7 @@ static uint64_t missing_bytes(struct climb *climb)
 /* Notes the result rc of a try, and returns it. A request counts as one limit hit, however often it is tried. */
 static int note(struct climb *climb, int rc)
 {
-        if (rc == -ENOMEM || rc == -EDQUOT)
+        if (gr_is_out_of_memory(rc))
                 climb->error = rc;
         if (rc == -EDQUOT && !climb->met_limit) {
                 climb->met_limit = true;
@@ -107,11 +108,6 @@ static int try_again(struct climb *climb, struct gr_block **ret_block)
                 return 0;
         }
         return note(climb, gr_source_fresh(climb->request, ret_block));
-}
-
-static bool out_of_memory(int rc)
-{
-        return rc == -ENOMEM || rc == -EDQUOT;
 }
 
 /* READY and FENCE: serves the request from the cache. The rung's statistics count the block's size. */
@@ -164,8 +160,8 @@ static int from_larger(struct climb *climb, enum gr_rung rung, struct gr_block *
 
 /*
  * After a failed try: memory that other threads are returning to the driver is in no cache, and not free on the device
- * either. Waits until those returns have ended and tries again after each. ended: what gr_budget_returns_of_others was
- * after the last look into the caches and before the try.
+ * either. Waits until those returns have ended and tries again after each. ended: gr_budget_returns_of_others just
+ * before the failed try.
  */
 static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **ret_block)
 {
@@ -174,7 +170,7 @@ static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **
         uint64_t deadline_ns = driver->now_ns() + RETURNS_NS, now;
         int rc = climb->error;
 
-        while (out_of_memory(rc) && driver->now_ns() < deadline_ns) {
+        while (gr_is_out_of_memory(rc) && driver->now_ns() < deadline_ns) {
                 bool going_on = gr_budget_returns_in_flight(device);
 
                 now = gr_budget_returns_of_others(device);
@@ -205,7 +201,7 @@ static bool is_worth_waiting(struct climb *climb, uint64_t begin_ns)
 GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_rung rung, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
-        bool alone = rung == GR_RUNG_PURGE || rung == GR_RUNG_DROP || rung == GR_RUNG_NEIGHBOUR;
+        bool unlocked = rung == GR_RUNG_PURGE || rung == GR_RUNG_DROP || rung == GR_RUNG_NEIGHBOUR;
         unsigned tries = rung == GR_RUNG_TRIM || rung == GR_RUNG_SYNC ? RETURN_TRIES
                          : rung == GR_RUNG_NEIGHBOUR                  ? NEIGHBOUR_TRIES
                                                                       : 1;
@@ -213,26 +209,28 @@ GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_rung rung, stru
         bool overtaken = false;
         int rc;
 
-        if (!alone) {
+        if (!unlocked) {
                 gr_lock(&climb->context->device->ladder_lock);
                 rc = try_again(climb, ret_block); /* the climb before this one may have left enough */
-                if (!out_of_memory(rc))
+                if (!gr_is_out_of_memory(rc))
                         goto out;
         }
         do {
-                back = alone ? gr_rung_run(climb->context, rung, missing_bytes(climb))
-                             : gr_rung_run_locked(climb->context, rung, missing_bytes(climb), &overtaken);
+                back = unlocked ? gr_rung_run(climb->context, rung, missing_bytes(climb))
+                                : gr_rung_run_locked(climb->context, rung, missing_bytes(climb), &overtaken);
                 climb->tries[rung]++;
                 climb->given_bytes[rung] += back;
-                if (rung == GR_RUNG_DROP && back > 0) /* what was freed is cached now, and TRIM and SYNC are over */
+                /* What DROP freed is cached now, but TRIM and SYNC have run already. */
+                if (rung == GR_RUNG_DROP && back > 0)
                         gr_rung_run(climb->context, GR_RUNG_SYNC, missing_bytes(climb));
                 ended = gr_budget_returns_of_others(climb->context->device);
                 rc = try_again(climb, ret_block);
-        } while (out_of_memory(rc) && (back > 0 || (overtaken && is_worth_waiting(climb, begin_ns))) && --tries > 0);
-        if (!alone && out_of_memory(rc))
+        } while (gr_is_out_of_memory(rc) && (back > 0 || (overtaken && is_worth_waiting(climb, begin_ns))) &&
+                 --tries > 0);
+        if (!unlocked && gr_is_out_of_memory(rc))
                 rc = after_returns(climb, ended, ret_block);
 out:
-        if (!alone)
+        if (!unlocked)
                 gr_unlock(&climb->context->device->ladder_lock);
         return rc;
 }
@@ -257,25 +255,20 @@ static int from_neighbours(struct climb *climb, struct gr_block **ret_block)
         return from_rung(climb, GR_RUNG_NEIGHBOUR, ret_block);
 }
 
-struct freed {
-        uint64_t bytes;
-};
-
 static bool add_freed(struct gr_context *context, void *arg)
 {
-        struct freed *freed = arg;
-
-        freed->bytes += gr_fence_freed_bytes(context->fence);
+        *(uint64_t *)arg += gr_fence_freed_bytes(context->fence);
         return true;
 }
 
 /* A figure that changes whenever a thread of this process frees memory of the device. */
 static uint64_t freed_so_far(struct gr_device *device, struct gr_core *core)
 {
-        struct freed freed = {0};
+        uint64_t freed_bytes = 0;
 
-        gr_context_each(core, device->ordinal, add_freed, &freed);
-        return freed.bytes - atomic_load(&device->reserved_bytes);
+        /* A free raises this sum; memory that goes back to the driver lowers what is reserved. */
+        gr_context_each(core, device->ordinal, add_freed, &freed_bytes);
+        return freed_bytes - atomic_load(&device->reserved_bytes);
 }
 
 /*
@@ -291,7 +284,7 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         struct gr_device *device = climb->context->device;
         uint64_t begin_ns = driver->now_ns(), deadline_ns = begin_ns + core->config.wait_ns;
         uint64_t pause_ns = WAIT_FIRST_NS, asked_ns = begin_ns, now_ns, seen;
-        char bytes[GR_SIZE_TEXT_BYTES], most[GR_SIZE_TEXT_BYTES];
+        char bytes[GR_SIZE_TEXT_BYTES], asked[GR_SIZE_TEXT_BYTES];
         int rc = climb->error;
 
         if (!core->config.wait_ns || gr_reclaimable_inside())
@@ -322,14 +315,14 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                 asked_ns = now_ns;
                 rc = from_cache(climb, GR_RUNG_FENCE, ret_block);
                 /* Where no event can be recorded, as during a capture, only SYNC makes freed blocks idle. */
-                if (out_of_memory(rc))
+                if (gr_is_out_of_memory(rc))
                         rc = from_rung(climb,
                                        own && gr_fence_close(climb->context->fence) == -EBUSY ? GR_RUNG_SYNC
                                                                                               : GR_RUNG_TRIM,
                                        ret_block);
-                if (out_of_memory(rc) && others)
+                if (gr_is_out_of_memory(rc) && others)
                         rc = from_neighbours(climb, ret_block);
-        } while (out_of_memory(rc) && now_ns < deadline_ns);
+        } while (gr_is_out_of_memory(rc) && now_ns < deadline_ns);
         if (core->wait_for_neighbours)
                 core->wait_for_neighbours(device, -(int64_t)climb->bytes);
         now_ns = driver->now_ns();
@@ -337,7 +330,7 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                 climb->given_bytes[GR_RUNG_WAIT] = climb->bytes;
         gr_count_rung(core, device->ordinal, GR_RUNG_WAIT, begin_ns, climb->given_bytes[GR_RUNG_WAIT]);
         gr_log(GR_LOG_INFO, "device %d: %s %s after %.3f s", device->ordinal, rc == 0 ? "got" : "gave up waiting for",
-               gr_size_format(climb->bytes, most, sizeof(most)), (double)(now_ns - begin_ns) / 1e9);
+               gr_size_format(climb->bytes, asked, sizeof(asked)), (double)(now_ns - begin_ns) / 1e9);
         return rc;
 }
 
@@ -372,10 +365,10 @@ static int from(struct climb *climb, enum gr_rung rung, struct gr_block **ret_bl
         case GR_RUNG_TRIM:
         case GR_RUNG_SYNC:
                 rc = from_rung(climb, rung, ret_block);
-                return out_of_memory(rc) ? from_larger(climb, rung, ret_block) : rc;
+                return gr_is_out_of_memory(rc) ? from_larger(climb, rung, ret_block) : rc;
         case GR_RUNG_NEIGHBOUR:
                 rc = from_driver_plainly(climb, ret_block);
-                return out_of_memory(rc) ? from_neighbours(climb, ret_block) : rc;
+                return gr_is_out_of_memory(rc) ? from_neighbours(climb, ret_block) : rc;
         case GR_RUNG_WAIT:
                 return from_wait(climb, ret_block);
         case GR_RUNG_SPILL:
@@ -412,10 +405,10 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         GR_NO_CANCEL; /* the request is tried with the device's ladder_lock held */
 
         gr_lock_rank_assert_free_from(GR_RANK_LADDER);
-        assert(out_of_memory(climb->error) && climb->bytes > 0);
+        assert(gr_is_out_of_memory(climb->error) && climb->bytes > 0);
         assert(!ret_block == !climb->request); /* only a climb for a block returns one */
         climb->begin_ns = core->driver->now_ns();
-        core->collect(core); /* puts memory of graphs that have gone into the cache */
+        core->collect(core); /* puts the parked memory of destroyed graphs into the cache */
         /* The figure of stream-ordered memory that counts against the limit may be out of date. */
         if (rc == -EDQUOT && core->driver->refresh_pools &&
             atomic_load(&context->device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) > 0) {
@@ -423,9 +416,9 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                 rc = try_again(climb, ret_block);
         }
 
-        for (enum gr_rung rung = GR_RUNG_READY; rung < GR_RUNG_FAIL && out_of_memory(rc); rung++)
+        for (enum gr_rung rung = GR_RUNG_READY; rung < GR_RUNG_FAIL && gr_is_out_of_memory(rc); rung++)
                 rc = from(climb, rung, ret_block);
-        if (out_of_memory(rc))
+        if (gr_is_out_of_memory(rc))
                 fail(climb);
         return rc;
 }

@@ -70,14 +70,14 @@ static struct gr_block *take_own_behind_barrier(struct gr_source_request *reques
  * of one. Bins have rules for that (cache/preallocate.h). Small requests of segments may use the slack, while nothing
  * exceeds that or a limit.
  */
-static bool wants_fresh(const struct gr_source_request *request)
+static bool choose_fresh(const struct gr_source_request *request)
 {
         struct gr_context *context = request->context;
 
         if (context->core->config.reuse != GR_REUSE_AUTO)
                 return false;
         if (!request->by_split)
-                return gr_preallocate_wanted(request->arena, request->class);
+                return gr_preallocate_or_gather(request->arena, request->class);
         return gr_is_small(request->bytes) && gr_budget_excess(context->device) == 0 &&
                gr_budget_room(context->device) >= GR_PAGE_BYTES &&
                !gr_slack_is_exceeded_recently(context, request->bytes, GR_PAGE_BYTES);
@@ -95,11 +95,11 @@ static struct gr_block *take_fenced(struct gr_source_request *request, uint64_t 
         struct gr_block *block = NULL;
         bool barrier;
 
-        if (!request->by_split && (!request->class_waits || (epoch > 0 && wants_fresh(request))))
+        if (!request->by_split && (!request->class_waits || (epoch > 0 && choose_fresh(request))))
                 return NULL;
         barrier = gr_fence_barrier_is_cheap(context->fence);
         if (request->by_split && !request->class_waits &&
-            ((epoch == 0 && !gr_split_has_waiting(context)) || ((epoch > 0 || barrier) && wants_fresh(request))))
+            ((epoch == 0 && !gr_split_has_waiting(context)) || ((epoch > 0 || barrier) && choose_fresh(request))))
                 return NULL;
         if (!barrier) {
                 uint64_t bound = gr_max(gr_budget_not_cached(context->device) / 4, QUARANTINE_BYTES);
@@ -162,7 +162,7 @@ static struct gr_block *take_cached(struct gr_source_request *request)
                 if (block)
                         return block;
                 if (gr_fence_barrier_is_cheap(context->fence))
-                        return wants_fresh(request) ? NULL : take_own_behind_barrier(request, epoch);
+                        return choose_fresh(request) ? NULL : take_own_behind_barrier(request, epoch);
                 if (request->by_split) { /* to look for another range would merge the one that waits */
                         request->class_waits = !gr_arenas_class_empty(context, request->class);
                         return take_fenced(request, epoch);
@@ -191,7 +191,7 @@ static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *a
                 if (!block) {
                         int rc = gr_source_fresh(&request, &block);
 
-                        if (rc == -ENOMEM || rc == -EDQUOT)
+                        if (gr_is_out_of_memory(rc))
                                 rc = gr_ladder_climb(&request, rc, &block);
                         if (rc)
                                 return rc;
@@ -239,7 +239,7 @@ static bool bypassed(struct gr_core *core)
 }
 
 /* How a block that is not cached is returned to the driver. */
-struct order {
+struct free_mode {
         gr_pool_give_back *give_back; /* NULL: by the driver's free, which waits for the GPU */
         void *arg;
         bool collected; /* this free was put off: the program made it earlier (gr_pool_collect) */
@@ -247,7 +247,7 @@ struct order {
 };
 
 /* Returns block to the driver. On failure the program still has it. */
-static int free_by_driver(struct gr_core *core, struct gr_block *block, const struct order *order)
+static int free_by_driver(struct gr_core *core, struct gr_block *block, const struct free_mode *mode)
 {
         bool there;
         int rc;
@@ -256,16 +256,14 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
         gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* the driver may wait for the GPU */
         /* Out of the ledger first: as soon as the driver has it, another thread may get the same address. */
         there = gr_ledger_remove(core->ledger, block);
-        rc = !there             ? 0
-             : order->give_back ? order->give_back(order->arg, block->ptr)
-                                : core->driver->mem_free(block->ptr);
+        rc = !there ? 0 : mode->give_back ? mode->give_back(mode->arg, block->ptr) : core->driver->mem_free(block->ptr);
         if (rc) {
                 gr_block_restore(core, block);
                 return rc;
         }
         if (there)
                 gr_count(core, GR_COUNTER_driver_frees, 1);
-        if (there && order->give_back)
+        if (there && mode->give_back)
                 gr_block_keep_charged(block);
         else
                 gr_block_uncharge_and_delete(block);
@@ -313,11 +311,11 @@ static void complete_elsewhere(struct gr_arena *arena, bool should_close)
  * 0 where no work uses the block, or after a wait for the GPU, where each free waits; -EBUSY: the fence tells when the
  * block is idle.
  */
-static int wait_if_asked(struct gr_context *context, const struct order *order)
+static int wait_if_asked(struct gr_context *context, const struct free_mode *mode)
 {
-        bool waits = context->core->config.reuse == GR_REUSE_SYNC && !order->collected;
+        bool waits = context->core->config.reuse == GR_REUSE_SYNC && !mode->collected;
 
-        if (order->idle)
+        if (mode->idle)
                 return 0;
         return waits ? gr_fence_sync(context->fence) : -EBUSY;
 }
@@ -326,7 +324,7 @@ static int wait_if_asked(struct gr_context *context, const struct order *order)
  * The rest of gr_pool_free for a range of a segment, which can be returned only with its whole segment. With give_back
  * the host must not wait, as the GPU may wait for what it does next.
  */
-static int free_split(struct gr_core *core, struct gr_block *block, const struct order *order)
+static int free_split(struct gr_core *core, struct gr_block *block, const struct free_mode *mode)
 {
         struct gr_context *context = block->context;
         struct gr_fence *fence = context->fence;
@@ -341,7 +339,7 @@ static int free_split(struct gr_core *core, struct gr_block *block, const struct
         if (rc && gr_ledger_hand_out(block, block->requested_bytes))
                 return rc; /* the program still has it */
         if (!never) {
-                rc = wait_if_asked(context, order);
+                rc = wait_if_asked(context, mode);
                 if (!rc)
                         epoch = GR_SPLIT_IDLE;
                 else if (rc == -EBUSY)
@@ -350,7 +348,7 @@ static int free_split(struct gr_core *core, struct gr_block *block, const struct
                         by_driver = true;
         }
         rc = gr_split_put(block, epoch,
-                          (by_driver ? GR_SPLIT_PUT_BY_DRIVER : 0) | (order->give_back ? 0 : GR_SPLIT_PUT_WAITS),
+                          (by_driver ? GR_SPLIT_PUT_BY_DRIVER : 0) | (mode->give_back ? 0 : GR_SPLIT_PUT_WAITS),
                           &should_close);
         if (!rc && should_close)
                 gr_fence_close(context->fence);
@@ -377,7 +375,7 @@ static int free_host(struct gr_core *core, struct gr_block *block)
 }
 
 /* The rest of gr_pool_free for a block that was claimed, so that this thread alone has it, and is not parked. */
-GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block, const struct order *order)
+GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block, const struct free_mode *mode)
 {
         struct gr_context *context = block->context;
         struct gr_fence *fence = context->fence;
@@ -387,22 +385,22 @@ GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block
         if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
                 return free_host(core, block);
         if (block->flags & GR_BLOCK_SPLIT)
-                return free_split(core, block, order);
+                return free_split(core, block, mode);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE || gr_fence_is_broken(fence) ||
             gr_fence_overflow(fence) || bypassed(core))
-                return free_by_driver(core, block, order);
+                return free_by_driver(core, block, mode);
 
-        rc = wait_if_asked(context, order);
+        rc = wait_if_asked(context, mode);
         if (rc && rc != -EBUSY)
-                return free_by_driver(core, block, order);
+                return free_by_driver(core, block, mode);
         gr_arena_put(context, block, rc == 0, &should_close);
         complete(context, should_close);
         return 0;
 }
 
-/* As gr_pool_free_slow, in this order. */
+/* As gr_pool_free_slow, in this mode. */
 GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_begun_free freed,
-                                 const struct order *order)
+                                 const struct free_mode *mode)
 {
         struct gr_block *block;
         struct gr_arena *home;
@@ -415,7 +413,7 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_b
                 return 0;
         }
         block = gr_arena_claim(core, ptr);
-        home = block || order->idle ? NULL : gr_arena_free_at_home(core, ptr, &should_close);
+        home = block || mode->idle ? NULL : gr_arena_free_at_home(core, ptr, &should_close);
         if (home) {
                 complete_elsewhere(home, should_close);
                 return 0;
@@ -429,7 +427,7 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_b
         if (__builtin_expect(atomic_load_explicit(&block->hold, memory_order_relaxed) != 0, 0) &&
             gr_graph_hold_park(core, block))
                 return 0;
-        return free_claimed(core, block, order);
+        return free_claimed(core, block, mode);
 }
 
 void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
@@ -457,9 +455,9 @@ static int give_back_unused(void *arg, uint64_t ptr)
  * For frees that were put off until a graph had gone. The program's present call must not wait for the GPU, which may
  * wait for what the program does next.
  */
-static struct order collected(struct gr_context *context)
+static struct free_mode collected(struct gr_context *context)
 {
-        return (struct order){.give_back = give_back_unused, .arg = context, .collected = true};
+        return (struct free_mode){.give_back = give_back_unused, .arg = context, .collected = true};
 }
 
 /*
@@ -472,13 +470,13 @@ static void free_unparked(struct gr_graph_hold *hold, struct gr_block *block, bo
         bool should_close;
 
         for (; block; block = next) {
-                struct order order = collected(block->context);
+                struct free_mode mode = collected(block->context);
 
                 next = block->next;
                 if (single_stream && !(block->flags & GR_BLOCK_EXPORTED))
                         gr_split_put(block, GR_SPLIT_IDLE, 0, &should_close);
                 else
-                        free_split(gr_graph_hold_core(hold), block, &order);
+                        free_split(gr_graph_hold_core(hold), block, &mode);
         }
 }
 
@@ -491,7 +489,7 @@ static struct gr_block *take_for_graph(struct gr_context *context, size_t bytes)
         struct gr_block *block = gr_graph_segments_take(context, bytes);
         int rc = block ? 0 : gr_graph_segments_grow(context, bytes, &block);
 
-        if ((rc == -ENOMEM || rc == -EDQUOT) && gr_trim(context, bytes) > 0)
+        if (gr_is_out_of_memory(rc) && gr_trim(context, bytes) > 0)
                 rc = gr_graph_segments_grow(context, bytes, &block);
         return rc ? NULL : block;
 }
@@ -522,7 +520,7 @@ void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream)
 
 static bool collect_parked(struct gr_context *context, void *arg)
 {
-        struct order order = collected(context);
+        struct free_mode mode = collected(context);
         struct gr_block *block, *next;
 
         (void)arg;
@@ -532,7 +530,7 @@ static bool collect_parked(struct gr_context *context, void *arg)
                 if (gr_block_state(block) == GR_BLOCK_GONE)
                         gr_block_uncharge_and_delete(block);
                 else
-                        free_claimed(context->core, block, &order);
+                        free_claimed(context->core, block, &mode);
         }
         return true;
 }
@@ -556,7 +554,7 @@ void gr_pool_collect(struct gr_core *core)
 
 GR_HOT_CODE int gr_pool_free_slow(struct gr_core *core, uint64_t ptr, struct gr_begun_free freed)
 {
-        return free_slow(core, ptr, freed, &(struct order){0});
+        return free_slow(core, ptr, freed, &(struct free_mode){0});
 }
 
 int gr_pool_free(struct gr_core *core, uint64_t ptr)
@@ -568,14 +566,15 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
 
 int gr_pool_free_idle(struct gr_core *core, uint64_t ptr)
 {
-        return free_slow(core, ptr, (struct gr_begun_free){0}, &(struct order){.idle = true});
+        return free_slow(core, ptr, (struct gr_begun_free){0}, &(struct free_mode){.idle = true});
 }
 
 int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back, void *arg)
 {
         struct gr_begun_free freed;
 
-        return gr_pool_free_fast(core, ptr, &freed) ? 0 : free_slow(core, ptr, freed, &(struct order){give_back, arg});
+        return gr_pool_free_fast(core, ptr, &freed) ? 0
+                                                    : free_slow(core, ptr, freed, &(struct free_mode){give_back, arg});
 }
 
 uint64_t gr_pool_slab_bytes(struct gr_core *core, struct gr_device *device)

@@ -35,7 +35,7 @@ static inline uint64_t gr_pool_alloc_fast(struct gr_context *context, size_t byt
  *
  *   1 take_own_behind_barrier  a block of the thread's own bin or fastbin, after a barrier. Where blocks wait there and
  *                              a barrier is cheap it takes the place of 2 and 3; now and then 4 comes first
- *                              (wants_fresh)
+ *                              (choose_fresh)
  *   2 gr_source_take           a usable block of any bin, or a usable range (alloc/source.h)
  *   3 take_fenced              the same, after a barrier where that is cheap, else after a look at the events
  *   4 gr_source_fresh          fresh memory of the driver, within the budget

@@ -40,7 +40,7 @@ static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_sourc
         if (may_be_larger && gr_is_small(bytes)) {
                 at_most = bytes < 512 ? 1024 : 2 * bytes;
         } else if (may_be_larger || request->class >= GR_CLASS_EXACT) {
-                /* Not much larger, also when memory is short: the next request would lack the unused pages. */
+                /* At most an eighth larger, also when memory is short: the next request would lack the unused pages. */
                 at_most = bytes + bytes / 8;
                 if (at_most < gr_footprint_bytes(bytes))
                         at_most = gr_footprint_bytes(bytes);
@@ -103,7 +103,7 @@ int gr_source_fresh_plain(const struct gr_source_request *request, struct gr_blo
         struct gr_block *block, *stale;
         uint64_t reserved, ptr;
         int rc;
-        GR_NO_CANCEL; /* allocate may end the thread, with the bytes reserved */
+        GR_NO_CANCEL; /* a thread that were cancelled in allocate would leave the bytes reserved */
 
         assert(bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && capacity >= bytes);
         gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* the driver may wait for the GPU */

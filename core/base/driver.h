@@ -10,6 +10,8 @@
 #ifndef GR_DRIVER_H
 #define GR_DRIVER_H
 
+#include <errno.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,6 +27,12 @@ static inline int gr_driver_error(int code)
 static inline int gr_driver_code(int rc)
 {
         return rc <= -GR_DRIVER_ERROR_BASE ? -rc - GR_DRIVER_ERROR_BASE : 0;
+}
+
+/* Whether a request failed for memory: the device is full, or a limit is reached (-EDQUOT). */
+static inline bool gr_is_out_of_memory(int rc)
+{
+        return rc == -ENOMEM || rc == -EDQUOT;
 }
 
 struct gr_driver {

@@ -29,6 +29,12 @@ _Atomic int gr_log_threshold = GR_LOG_WARN;
 static gr_log_sink *log_sink;
 static void *log_sink_arg;
 
+void gr_log_warn(const char *message, void *arg)
+{
+        (void)arg;
+        gr_log(GR_LOG_WARN, "%s", message);
+}
+
 void gr_log_set_level(enum gr_log_level level)
 {
         atomic_store_explicit(&gr_log_threshold, (int)level, memory_order_relaxed);

@@ -69,6 +69,9 @@ void gr_log_clean(char *text, size_t length);
 /* gr_log without the check of the level. */
 void gr_log_emit(enum gr_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Logs message as a warning: a gr_options_warn (options.h). */
+void gr_log_warn(const char *message, void *arg);
+
 /* Sets the level in force. */
 void gr_log_set_level(enum gr_log_level level);
 

@@ -18,10 +18,11 @@ struct piece {
         struct piece *next;
 };
 
-static struct gr_lock lock = {PTHREAD_MUTEX_INITIALIZER, GR_RANK_METADATA}; /* guards what follows */
-static struct piece *chunks;                                                /* so that leak checkers find them */
-static size_t chunk_used = CHUNK_BYTES;                                     /* bytes used in the newest chunk */
-static struct piece *freed[PIECE_MOST / GR_LINE_BYTES + 1];                 /* by size, in cache lines */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_METADATA);
+/* The newest first; older ones stay listed for leak checkers. */
+static struct piece *chunks GR_GUARDED_BY(lock);
+static size_t chunk_used GR_GUARDED_BY(lock) = CHUNK_BYTES;                     /* bytes used in the newest chunk */
+static struct piece *freed[PIECE_MOST / GR_LINE_BYTES + 1] GR_GUARDED_BY(lock); /* by size, in cache lines */
 
 _Static_assert(PIECE_MOST < CHUNK_BYTES - GR_LINE_BYTES, "a new chunk has room for every piece");
 _Static_assert(sizeof(struct piece) <= GR_LINE_BYTES, "a freed piece has room for its link");
@@ -32,7 +33,7 @@ static size_t lines_of(size_t bytes)
 }
 
 /* Begins a new chunk; the rest of the one before stays unused. Lock held. */
-static bool chunk_take(void)
+GR_HELD(lock) static bool chunk_take(void)
 {
         struct piece *chunk = aligned_alloc(CHUNK_BYTES, CHUNK_BYTES);
 

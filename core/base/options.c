@@ -32,14 +32,9 @@ const struct gr_option gr_option_table[GR_OPTION_COUNT] = {
 #define NEAREST_MAX      63 /* for longer texts no suggestion is sought */
 #define NEAREST_MIN_PART 4  /* characters that make a common part count */
 
-static char lower(char c)
-{
-        return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
-}
-
 static bool same_word(const char *a, const char *b)
 {
-        for (; *a && lower(*a) == lower(*b); a++, b++)
+        for (; *a && gr_lower(*a) == gr_lower(*b); a++, b++)
                 ;
         return *a == *b;
 }
@@ -120,7 +115,7 @@ static int int_parse(const struct gr_option *option, const char *text, int64_t *
 static int byte_parse(const char *text, int64_t *ret)
 {
         static const char digits[] = "0123456789abcdef";
-        const bool hexadecimal = text[0] == '0' && lower(text[1]) == 'x';
+        const bool hexadecimal = text[0] == '0' && gr_lower(text[1]) == 'x';
         const int base = hexadecimal ? 16 : 10;
         int64_t value = 0;
 
@@ -132,7 +127,7 @@ static int byte_parse(const char *text, int64_t *ret)
         if (*text == '\0')
                 return -EINVAL;
         for (; *text; text++) {
-                const char *digit = strchr(digits, lower(*text));
+                const char *digit = strchr(digits, gr_lower(*text));
 
                 if (!digit || digit - digits >= base)
                         return -EINVAL;
@@ -475,11 +470,11 @@ static unsigned edit_distance(const char *a, const char *b)
                 row = rotate;
                 row[0] = (unsigned)i;
                 for (j = 1; j <= b_length; j++) {
-                        const bool same = lower(a[i - 1]) == lower(b[j - 1]);
+                        const bool same = gr_lower(a[i - 1]) == gr_lower(b[j - 1]);
 
                         row[j] = min3(above[j] + 1, row[j - 1] + 1, above[j - 1] + !same);
-                        if (i > 1 && j > 1 && lower(a[i - 1]) == lower(b[j - 2]) &&
-                            lower(a[i - 2]) == lower(b[j - 1]) && before[j - 2] + 1 < row[j])
+                        if (i > 1 && j > 1 && gr_lower(a[i - 1]) == gr_lower(b[j - 2]) &&
+                            gr_lower(a[i - 2]) == gr_lower(b[j - 1]) && before[j - 2] + 1 < row[j])
                                 row[j] = before[j - 2] + 1;
                 }
         }
@@ -493,7 +488,7 @@ static bool contains(const char *text, const char *part)
         if (strlen(part) < NEAREST_MIN_PART)
                 return false;
         for (; *text; text++) {
-                for (i = 0; part[i] && lower(text[i]) == lower(part[i]); i++)
+                for (i = 0; part[i] && gr_lower(text[i]) == gr_lower(part[i]); i++)
                         ;
                 if (!part[i])
                         return true;

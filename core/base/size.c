@@ -54,11 +54,6 @@ static bool is_blank(char c)
         return c == ' ' || c == '\t';
 }
 
-static char lower(char c)
-{
-        return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
-}
-
 static struct span span_trim(struct span text)
 {
         while (text.length > 0 && is_blank(text.start[0])) {
@@ -75,7 +70,7 @@ static bool span_is(struct span text, const char *word)
         size_t i;
 
         for (i = 0; i < text.length; i++)
-                if (word[i] == '\0' || lower(text.start[i]) != word[i])
+                if (word[i] == '\0' || gr_lower(text.start[i]) != word[i])
                         return false;
         return word[i] == '\0';
 }

@@ -57,6 +57,12 @@ int gr_size_list_parse(const char *text, struct gr_size_list *ret_list);
 /* A list in which every device has "none". */
 void gr_size_list_none(struct gr_size_list *ret_list);
 
+/* c in lower case, whatever the locale. */
+static inline char gr_lower(char c)
+{
+        return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
 /* The entry that applies to device; owned by list. A negative or too large device gets the one for all. */
 const struct gr_size *gr_size_list_get(const struct gr_size_list *list, int device);
 

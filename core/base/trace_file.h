@@ -64,11 +64,6 @@ _Static_assert(sizeof(struct gr_trace_entry) == 32 && sizeof(struct gr_trace_hea
 typedef void gr_trace_sink(enum gr_entry what, int device, unsigned detail, uint64_t address, uint64_t bytes);
 extern gr_trace_sink *_Atomic gr_trace_to GR_HIDDEN;
 
-static inline bool gr_trace_is_on(void)
-{
-        return __builtin_expect(atomic_load_explicit(&gr_trace_to, memory_order_relaxed) != NULL, 0);
-}
-
 static inline void gr_trace_add(enum gr_entry what, int device, unsigned detail, uint64_t address, uint64_t bytes)
 {
         gr_trace_sink *sink = atomic_load_explicit(&gr_trace_to, memory_order_acquire);

@@ -117,7 +117,7 @@ static bool count_preallocated(struct gr_context *context, uint64_t block_bytes,
         return true;
 }
 
-bool gr_preallocate_wanted(struct gr_arena *own, unsigned class)
+bool gr_preallocate_or_gather(struct gr_arena *own, unsigned class)
 {
         struct gr_context *context = own->context;
         struct gr_bin *bin = &own->bins[class];

@@ -23,6 +23,6 @@ struct gr_arena;
  * been moved to it. So blocks that threads left behind, because they ended or do something else, are used before the
  * driver is asked. No lock from GR_RANK_ARENA up is held.
  */
-bool gr_preallocate_wanted(struct gr_arena *own, unsigned class);
+bool gr_preallocate_or_gather(struct gr_arena *own, unsigned class);
 
 #endif

@@ -36,11 +36,6 @@ struct pinned {
 _Static_assert(offsetof(struct pinned, block) == 0, "one can be had from the other");
 _Static_assert(sizeof(struct pinned) <= GR_BLOCK_ROOM, "it is freed as a block");
 
-static bool out_of_memory(int rc)
-{
-        return rc == -ENOMEM || rc == -EDQUOT;
-}
-
 void gr_pinned_init(struct gr_core *core)
 {
         gr_fence_init(core->process_fence, core, core->host, NULL);
@@ -367,7 +362,7 @@ static int retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg)
         gr_lock(&core->pinned->unpin_lock);
         do {
                 rc = attempt(arg);
-        } while (out_of_memory(rc) && return_cached(core, bytes, waited) > 0);
+        } while (gr_is_out_of_memory(rc) && return_cached(core, bytes, waited) > 0);
         gr_unlock(&core->pinned->unpin_lock);
         return rc;
 }
@@ -380,11 +375,12 @@ int gr_pinned_retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *a
                 core->driver->trim_host_pools();
                 rc = attempt(arg);
         }
-        if (!out_of_memory(rc) || atomic_load(&core->host->threshold_bytes) == 0)
+        if (!gr_is_out_of_memory(rc) || atomic_load(&core->host->threshold_bytes) == 0)
                 return rc;
         rc = retry(core, bytes, attempt, arg, false);
         /* Where no event can be recorded, as during a capture, the host waits for the GPU by itself. */
-        if (out_of_memory(rc) && gr_budget_cached(core->host) > 0 && gr_fence_close(core->process_fence) == -EBUSY &&
+        if (gr_is_out_of_memory(rc) && gr_budget_cached(core->host) > 0 &&
+            gr_fence_close(core->process_fence) == -EBUSY &&
             gr_fence_sync_by(core->process_fence, core->driver->now_ns() + WAIT_NS) == 0)
                 rc = retry(core, bytes, attempt, arg, true);
         return rc;

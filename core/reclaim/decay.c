@@ -90,7 +90,7 @@ static double due(struct gr_decay *decay, unsigned steps)
                         going += hazard(j, steps) * (double)(unused[j] - longer);
                 }
         }
-        atomic_store_explicit(&decay->idle_bytes, (uint64_t)all, memory_order_relaxed);
+        atomic_store_explicit(&decay->unneeded_bytes, (uint64_t)all, memory_order_relaxed);
         if (decay->due_bytes > all) /* used again */
                 decay->due_bytes = all;
         if (all > 0)
@@ -133,7 +133,7 @@ static void return_due(struct gr_context *context, unsigned steps)
 void gr_decay_look(struct gr_context *context, uint64_t now_ns)
 {
         struct gr_decay *decay = context->decay;
-        uint64_t idle_bytes = 0;
+        uint64_t unneeded_bytes = 0;
         bool first;
 
         if (context->core->config.decay_ns) /* decay is on: only the background thread may call what follows */
@@ -142,9 +142,9 @@ void gr_decay_look(struct gr_context *context, uint64_t now_ns)
         if (!first && now_ns < decay->stepped_ns + GR_DECAY_LOOK_NS)
                 return;
         for (unsigned kind = 0; kind < GR_DECAY_KINDS; kind++)
-                idle_bytes += unneeded(context, kind);
+                unneeded_bytes += unneeded(context, kind);
         /* At the first look it is not known for how long the memory has been idle. */
-        atomic_store_explicit(&decay->idle_bytes, first ? 0 : idle_bytes, memory_order_relaxed);
+        atomic_store_explicit(&decay->unneeded_bytes, first ? 0 : unneeded_bytes, memory_order_relaxed);
         decay->stepped_ns = now_ns;
 }
 
@@ -165,7 +165,7 @@ static bool decay_one(struct gr_context *context, void *arg)
         if (gr_trim_has_none(context)) {
                 decay->stepped_ns = 0;
                 decay->due_bytes = 0;
-                atomic_store_explicit(&decay->idle_bytes, 0, memory_order_relaxed);
+                atomic_store_explicit(&decay->unneeded_bytes, 0, memory_order_relaxed);
                 return true;
         }
         passed = decay->stepped_ns && round->now_ns > decay->stepped_ns ? (round->now_ns - decay->stepped_ns) / step_ns

@@ -38,7 +38,7 @@ struct gr_decay {
          */
         uint64_t unused_bytes[GR_DECAY_KINDS][GR_DECAY_STEPS];
         /* The sum of unused_bytes[kind][0] at the last step, for other threads. */
-        _Atomic uint64_t idle_bytes;
+        _Atomic uint64_t unneeded_bytes;
 };
 
 /* The part that has been returned after the part x of the decay time, both from 0 to 1: smoothstep. */
@@ -48,7 +48,7 @@ double gr_decay_curve(double x);
 uint64_t gr_decay_step_ns(const struct gr_core *core);
 
 /*
- * Where decay is off, sets idle_bytes to what no request needed since the last look. Changes nothing less than
+ * Where decay is off, sets unneeded_bytes to what no request needed since the last look. Changes nothing less than
  * GR_DECAY_LOOK_NS after the last look.
  */
 void gr_decay_look(struct gr_context *context, uint64_t now_ns);

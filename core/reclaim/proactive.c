@@ -29,7 +29,7 @@ static bool add_idle(struct gr_context *context, void *arg)
 
         gr_decay_look(context, idle->now_ns);
         /* Cleared: what is returned now must not be counted again before the next step. */
-        idle->bytes += atomic_exchange_explicit(&context->decay->idle_bytes, 0, memory_order_relaxed);
+        idle->bytes += atomic_exchange_explicit(&context->decay->unneeded_bytes, 0, memory_order_relaxed);
         return true;
 }
 

@@ -321,7 +321,8 @@ static uint64_t least_to_map(struct gr_context *context, size_t bytes)
 
 /*
  * How much to map in graph segments for a request that lacks less. A graph of the next size soon uses the rest, so
- * hardly more memory is held, and there are fewer calls of the driver (docs/measurements.md, graph-moves). 0: only what it lacks. Lock not held.
+ * hardly more memory is held, and there are fewer calls of the driver (docs/measurements.md, graph-moves). 0: only what
+ * it lacks. Lock not held.
  */
 static uint64_t least_to_map_for_graph(struct gr_context *context, size_t bytes)
 {
@@ -495,7 +496,7 @@ static int map_memory(struct gr_context *context, uint64_t least_bytes, struct g
         int rc = growth->ahead_bytes > 0 ? map_holes(context, range, least_bytes, ret_bytes)
                                          : map_all_holes(context, range, growth->lack_bytes, ret_bytes);
 
-        while (growth->graph && growth->ahead_bytes == 0 && (rc == -ENOMEM || rc == -EDQUOT)) {
+        while (growth->graph && growth->ahead_bytes == 0 && gr_is_out_of_memory(rc)) {
                 uint64_t left_bytes;
 
                 growth->lack_bytes -= *ret_bytes; /* what had moved here may have gone back, too */
@@ -602,8 +603,8 @@ int gr_expandable_grow(struct gr_context *context, enum gr_expandable_kind kind,
                 atomic_store(&context->split->extra_refused, true);
         if (rc == -EAGAIN)
                 rc = grow_at(context, kind, bytes, 0, ret_block);
-        if (gr_is_graph_kind(kind) && (rc == -ENOMEM || rc == -EDQUOT) &&
-            gr_budget_returnable(context->device) < bytes && grow_by_moves(context, kind, bytes, ret_block) == 0)
+        if (gr_is_graph_kind(kind) && gr_is_out_of_memory(rc) && gr_budget_returnable(context->device) < bytes &&
+            grow_by_moves(context, kind, bytes, ret_block) == 0)
                 rc = 0;
         return rc;
 }

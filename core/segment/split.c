@@ -357,7 +357,7 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
                         goto found;
         }
         /* Any other error concerns mapped memory only: the driver's own allocation may still succeed. */
-        if (!rc || rc == -ENOMEM || rc == -EDQUOT)
+        if (!rc || gr_is_out_of_memory(rc))
                 goto out;
         room = gr_slack_make_room(context, bytes, segment_bytes);
         /* No room as free memory is not idle yet: a bad fit is better than more memory, unless there is excess. */

@@ -20,15 +20,9 @@ void gr_device_init(void (*note_use)(void))
         in_use = note_use;
 }
 
-static void warn(const char *message, void *arg)
-{
-        (void)arg;
-        gr_log(GR_LOG_WARN, "%s", message);
-}
-
 static uint64_t limit(enum gr_option_id id, CUdevice dev, uint64_t total_bytes)
 {
-        uint64_t bytes = gr_options_resolve(&gr_options, id, dev, total_bytes, warn, NULL);
+        uint64_t bytes = gr_options_resolve(&gr_options, id, dev, total_bytes, gr_log_warn, NULL);
 
         return bytes == GR_SIZE_NONE ? GR_UNLIMITED : bytes;
 }

@@ -341,17 +341,6 @@ static bool left_alone(void)
         return gr_platform_left_alone(gr_workers_running());
 }
 
-static struct timespec after(uint64_t ns)
-{
-        struct timespec until;
-
-        clock_gettime(CLOCK_REALTIME, &until);
-        ns += (uint64_t)until.tv_nsec;
-        until.tv_sec += (time_t)(ns / 1000000000);
-        until.tv_nsec = (long)(ns % 1000000000);
-        return until;
-}
-
 /* Tries to join until it succeeds, as the reason of a failure may pass. NULL: this thread is to end. */
 static struct gr_region *join_late(struct member *member)
 {
@@ -365,7 +354,7 @@ static struct gr_region *join_late(struct member *member)
                         gr_log(GR_LOG_INFO, "device %d: other processes are seen from now on", member->device->ordinal);
                         break;
                 }
-                until = after(RETRY_NS);
+                until = gr_platform_time_in(CLOCK_REALTIME, RETRY_NS);
                 gr_lock(&all_lock);
                 if (!atomic_load(&member->stop))
                         pthread_cond_timedwait(&all.changed, &all_lock.mutex, &until);
@@ -464,12 +453,6 @@ static void say_alone(struct member *member, const char *why)
                        member->device->ordinal, why);
 }
 
-static void warn(const char *message, void *arg)
-{
-        (void)arg;
-        gr_log(GR_LOG_WARN, "%s", message);
-}
-
 GR_HELD(all_lock) static void join_locked(struct member *member)
 {
         int rc = 0;
@@ -492,7 +475,7 @@ void gr_neighbour_begin(struct gr_device *device)
 
         assert(device->ordinal >= 0 && device->ordinal < GR_DEVICES_MAX && !member->device);
         member->group_limit = gr_options_resolve(&gr_options, GR_OPTION_GROUP_LIMIT, device->ordinal,
-                                                 atomic_load(&device->total_bytes), warn, NULL);
+                                                 atomic_load(&device->total_bytes), gr_log_warn, NULL);
         if (!gr_options.neighbour && member->group_limit == GR_UNLIMITED)
                 return;
         gr_lock_init(&member->account_lock, GR_RANK_REGION);
@@ -594,7 +577,7 @@ void gr_neighbour_wait(struct gr_device *device, int64_t bytes)
 
 void gr_neighbour_leave(void)
 {
-        struct timespec until = after(STOP_NS);
+        struct timespec until = gr_platform_time_in(CLOCK_REALTIME, STOP_NS);
         unsigned self = serving != NULL;
 
         for (int i = 0; i < GR_DEVICES_MAX; i++) {

@@ -428,7 +428,7 @@ static CUresult submit(struct request request)
         GR_NO_CANCEL; /* attempt_known charges, and then calls the driver */
         GR_KEEP_ERRNO;
         rc = attempt_known(&request);
-        if (rc == -ENOMEM || rc == -EDQUOT) {
+        if (gr_is_out_of_memory(rc)) {
                 context = gr_charge_climber(&gr_core, request.device, gr_context_current());
                 if (context)
                         rc = gr_ladder_climb_for(context, request.need_bytes, attempt_known, &request, rc);
@@ -436,7 +436,7 @@ static CUresult submit(struct request request)
                         gr_count(&gr_core, GR_COUNTER_limit_hits, 1);
         }
         /* A trim takes no memory from a running graph: this one may still have all that it needs. */
-        if ((rc == -ENOMEM || rc == -EDQUOT) && had_it) {
+        if (gr_is_out_of_memory(rc) && had_it) {
                 request.may_have_it = true;
                 rc = attempt_known(&request);
         }

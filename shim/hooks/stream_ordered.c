@@ -329,13 +329,13 @@ static CUresult allocate_with_ladder(struct request *request, struct gr_device *
 
         gr_neighbour_retry();
         rc = attempt_from_pool(request);
-        if ((rc == -ENOMEM || rc == -EDQUOT) && device && !host)
+        if (gr_is_out_of_memory(rc) && device && !host)
                 context = gr_charge_climber(&gr_core, device, gr_context_current());
         if (rc == -EDQUOT && !context)
                 gr_count(&gr_core, GR_COUNTER_limit_hits, 1);
         if (context)
                 rc = gr_ladder_climb_for(context, request->bytes, attempt_from_pool, request, rc);
-        else if ((rc == -ENOMEM || rc == -EDQUOT) && host)
+        else if (gr_is_out_of_memory(rc) && host)
                 rc = gr_pinned_retry(&gr_core, request->bytes, attempt_from_pool, request, rc);
         if (rc == 0)
                 *dptr = request->ptr;

@@ -49,18 +49,6 @@ static struct {
 static _Atomic bool background_wanted;
 static _Atomic uint64_t background_retry_ns; /* when to try again, where the thread could not be made; else 0 */
 
-/* The time in ns from now, by the clock of background.changed. */
-static struct timespec after(uint64_t ns)
-{
-        struct timespec time;
-
-        clock_gettime(CLOCK_MONOTONIC, &time);
-        ns += (uint64_t)time.tv_nsec;
-        time.tv_sec += (time_t)(ns / 1000000000u);
-        time.tv_nsec = (long)(ns % 1000000000u);
-        return time;
-}
-
 /* Up to an eighth of a step of decay, at random, so that processes that began together do not wake together. */
 static uint64_t jitter(void)
 {
@@ -90,7 +78,7 @@ static void *background_main(void *arg)
                 if (sleep_ns > BACKGROUND_LOOK_NS)
                         sleep_ns = BACKGROUND_LOOK_NS;
                 if (!wanted && sleep_ns) {
-                        until = after(sleep_ns);
+                        until = gr_platform_time_in(CLOCK_MONOTONIC, sleep_ns);
                         pthread_cond_timedwait(&background.changed, &background_lock.mutex, &until);
                 } else if (!wanted) {
                         break;
@@ -160,7 +148,7 @@ static void background_stop(void)
         gr_lock(&background_lock);
         background.stop = true;
         pthread_cond_broadcast(&background.changed);
-        until = after(BACKGROUND_STOP_NS);
+        until = gr_platform_time_in(CLOCK_MONOTONIC, BACKGROUND_STOP_NS);
         while (background.running)
                 if (pthread_cond_timedwait(&background.changed, &background_lock.mutex, &until) == ETIMEDOUT)
                         break;
@@ -224,7 +212,7 @@ static void write_part(const char *text, size_t length, void *arg)
                 report->error = gr_log_write(report->fd, text, length, GR_WRITE_WAIT_MS);
 }
 
-static bool refresh_card(struct gr_context *context, void *arg)
+static bool refresh_for_report(struct gr_context *context, void *arg)
 {
         uint64_t free_bytes, total_bytes;
 
@@ -259,7 +247,7 @@ static void write_stats(void)
         struct report report = {.fd = STDERR_FILENO};
         char path[GR_PATH_BYTES];
 
-        gr_context_each(&gr_core, -1, refresh_card, NULL);
+        gr_context_each(&gr_core, -1, refresh_for_report, NULL);
         if (gr_options.stats) {
                 char line[64];
                 int length = snprintf(line, sizeof(line), "gpureclaim: summary of process %d\n", (int)getpid());

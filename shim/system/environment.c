@@ -22,9 +22,8 @@ static const char *read_environment(const char *name)
 
 static void warn(const char *message, void *arg)
 {
-        (void)arg;
         gr_log_set_level(gr_options.log); /* all options are read before the first warning comes */
-        gr_log(GR_LOG_WARN, "%s", message);
+        gr_log_warn(message, arg);
 }
 
 void gr_environment_make_absolute(struct gr_path *path)

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "region/region.h"
 
@@ -18,14 +19,25 @@ int gr_platform_identity(struct gr_identity *ret);
 enum gr_process_state gr_platform_process_state(uint32_t pid, uint64_t *ret_start);
 
 /*
- * Whether the main thread has ended and at most `ours` threads are left, which is the number of the library's own. The
- * C library ends a process with its last thread, and the threads of this library must not keep it alive: so they end
- * where this is true.
+ * Whether the main thread has ended and at most `ours` threads are left, the number of the library's own. Then these
+ * end, too: the C library keeps a process until its last thread ends.
  */
 bool gr_platform_left_alone(unsigned ours);
 
 /* Monotonic time since the machine was started, the same in all processes. */
 uint64_t gr_platform_now_ns(void);
+
+/* The time in ns from now, by the clock that a condition variable waits with. */
+static inline struct timespec gr_platform_time_in(clockid_t clock, uint64_t ns)
+{
+        struct timespec time;
+
+        clock_gettime(clock, &time);
+        ns += (uint64_t)time.tv_nsec;
+        time.tv_sec += (time_t)(ns / 1000000000);
+        time.tv_nsec = (long)(ns % 1000000000);
+        return time;
+}
 
 /* Processor time of the calling thread, which does not depend on other work of the machine. */
 uint64_t gr_platform_thread_ns(void);

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "base/lock.h"
+#include "system/platform.h"
 
 #define CALLS_MAX   32  /* calls that wait for a thread */
 #define THREADS_MAX 128 /* threads of gr_workers_start_thread */
@@ -35,17 +36,6 @@ static struct {
         unsigned count;
 } threads GR_GUARDED_BY(threads_lock);
 static _Atomic unsigned started_running; /* of these, those that have not ended */
-
-static struct timespec after(uint64_t ns)
-{
-        struct timespec until;
-
-        clock_gettime(CLOCK_REALTIME, &until);
-        ns += (uint64_t)until.tv_nsec;
-        until.tv_sec += (time_t)(ns / 1000000000);
-        until.tv_nsec = (long)(ns % 1000000000);
-        return until;
-}
 
 void gr_worker_init(void (*prepare)(void))
 {
@@ -158,7 +148,7 @@ bool gr_workers_start_thread(void *(*run)(void *arg), void *arg)
 
 void gr_workers_join_threads(uint64_t most_ns)
 {
-        struct timespec until = after(most_ns);
+        struct timespec until = gr_platform_time_in(CLOCK_REALTIME, most_ns);
 
         gr_lock(&threads_lock);
         while (threads.count > 0) /* the calling thread may be one of them: joining itself fails at once */
@@ -207,7 +197,7 @@ unsigned gr_workers_running(void)
 
 void gr_worker_stop(uint64_t most_ns)
 {
-        struct timespec until = after(most_ns);
+        struct timespec until = gr_platform_time_in(CLOCK_REALTIME, most_ns);
 
         gr_lock(&workers_lock);
         workers.stop = true;

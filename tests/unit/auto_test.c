@@ -513,7 +513,7 @@ static void test_look(void)
         GR_CHECK_EQ(gr_arenas_fastbins(context), 6 * MIB);
         gr_decay_look(context, 2 * GR_DECAY_LOOK_NS);
         gr_decay_look(context, 3 * GR_DECAY_LOOK_NS);
-        GR_CHECK_EQ(context->decay->idle_bytes, 46 * MIB);
+        GR_CHECK_EQ(context->decay->unneeded_bytes, 46 * MIB);
         gpu_settle();
         gpu_end();
 }

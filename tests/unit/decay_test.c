@@ -244,24 +244,24 @@ static void test_looks(void)
         decay = context->decay;
         cache_blocks(4, BLOCK);
         gr_decay_look(context, clock_ns);
-        GR_CHECK_EQ(decay->idle_bytes, 0); /* in no known time */
+        GR_CHECK_EQ(decay->unneeded_bytes, 0); /* in no known time */
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         cache_blocks(1, BLOCK);
         gr_decay_look(context, clock_ns + GR_DECAY_LOOK_NS - 1);
-        GR_CHECK_EQ(decay->idle_bytes, 0);
+        GR_CHECK_EQ(decay->unneeded_bytes, 0);
         gr_decay_look(context, clock_ns + GR_DECAY_LOOK_NS);
-        GR_CHECK_EQ(decay->idle_bytes, 3 * BLOCK);
+        GR_CHECK_EQ(decay->unneeded_bytes, 3 * BLOCK);
         gr_decay_look(context, clock_ns + 2 * GR_DECAY_LOOK_NS - 1);
-        GR_CHECK_EQ(decay->idle_bytes, 3 * BLOCK);
+        GR_CHECK_EQ(decay->unneeded_bytes, 3 * BLOCK);
         gr_decay_look(context, clock_ns + 2 * GR_DECAY_LOOK_NS);
-        GR_CHECK_EQ(decay->idle_bytes, 4 * BLOCK);
+        GR_CHECK_EQ(decay->unneeded_bytes, 4 * BLOCK);
         finish();
 
         start(DECAY_NS); /* then it is the helper's */
         cache_blocks(4, BLOCK);
         gr_decay_look(context, clock_ns);
         gr_decay_look(context, clock_ns + GR_DECAY_LOOK_NS);
-        GR_CHECK_EQ(context->decay->idle_bytes, 0);
+        GR_CHECK_EQ(context->decay->unneeded_bytes, 0);
         GR_CHECK_EQ(context->decay->stepped_ns, 0);
         finish();
 }

@@ -156,7 +156,7 @@ static void test_large_stay(void)
         other = holder(class);
         GR_CHECK(other && other != gr_arena_own(context));
         pass_epochs(8);
-        GR_CHECK(!gr_preallocate_wanted(gr_arena_own(context), gr_class_of(bytes)));
+        GR_CHECK(!gr_preallocate_or_gather(gr_arena_own(context), gr_class_of(bytes)));
         GR_CHECK(holder(class) == other);
         finish();
 }
@@ -197,7 +197,7 @@ static void test_earned(bool alone)
                 gr_arena_own(context)->bins[gr_class_of(MIB / 4)].fences = 100;
                 gr_arena_own(context)->bins[gr_class_of(MIB / 4)].cooldown = 0;
                 gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, gr_budget_cached(device) - 1 + more);
-                GR_CHECK_EQ(gr_preallocate_wanted(gr_arena_own(context), gr_class_of(MIB / 4)), more);
+                GR_CHECK_EQ(gr_preallocate_or_gather(gr_arena_own(context), gr_class_of(MIB / 4)), more);
         }
         finish();
 }
@@ -227,7 +227,7 @@ static void *ask(void *arg)
         asking.arena = gr_arena_own(context);
         sem_post(&asking.there);
         sem_wait(&asking.go);
-        GR_CHECK(!gr_preallocate_wanted(gr_arena_own(context), gr_class_of(MIB)));
+        GR_CHECK(!gr_preallocate_or_gather(gr_arena_own(context), gr_class_of(MIB)));
         atomic_store(&asking.done, true);
         return arg;
 }
