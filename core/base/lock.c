@@ -54,6 +54,7 @@ void gr_spin_wait(struct gr_spin *spin)
 #ifdef GR_LOCK_CHECKS
 #include <assert.h>
 #include <stdint.h>
+#include <stdio.h>
 
 static _Thread_local uint64_t held;                                /* bit r: a lock of rank r */
 static _Thread_local const void *held_locks[GR_RANK_METADATA + 1]; /* by rank, as far as held */
@@ -67,7 +68,10 @@ void gr_lock_rank_enter(enum gr_rank rank, const void *lock)
                 assert(held_locks[rank] == lock); /* not that of another device */
                 return;
         }
-        assert(!(held >> rank)); /* a lock of this or a higher rank is held already */
+        if (held >> rank)
+                fprintf(stderr, "gpureclaim: a lock of rank %d is taken while one of rank %d is held\n", (int)rank,
+                        63 - __builtin_clzll(held));
+        assert(!(held >> rank)); /* enum gr_rank in lock.h has the numbers from 0 */
         held |= UINT64_C(1) << rank;
         held_locks[rank] = lock;
 }

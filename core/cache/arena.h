@@ -126,23 +126,25 @@ static inline uint32_t gr_bin_restart_low_water(struct gr_bin *bin)
 /* Takes a block out of its bin. Arena lock held. */
 void gr_arena_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block);
 
+/* Below, no lock from GR_RANK_ARENA up is held unless a comment says otherwise. */
+
 /*
  * The fast path of an allocation: hands the oldest block of the request's class in the calling thread's arena to the
  * program if it is usable; for a request that split serves, one of exactly its size from the fastbins. Returns its
- * address, or 0: ask the slow path. No lock from GR_RANK_ARENA up is held.
+ * address, or 0: ask the slow path.
  */
 uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes);
 
 /*
  * Hands a CACHED block that the caller owns, and that is in no list, to the program with arena, the calling thread's
  * own, as its home, so that its free may take the fast path into a fastbin. Only ranges of pool kind auto. Returns its
- * address; 0: it was not handed out and is unchanged. No lock from GR_RANK_ARENA up is held.
+ * address; 0: it was not handed out and is unchanged.
  */
 uint64_t gr_arena_adopt(struct gr_arena *arena, struct gr_block *block, size_t bytes);
 
 /*
  * The generation of the next range that is handed out in context: it tells the ranges of a segment apart, for which the
- * driver has a single BUFFER_ID. No lock from GR_RANK_ARENA up is held.
+ * driver has a single BUFFER_ID.
  */
 uint32_t gr_arena_generation(struct gr_context *context);
 
@@ -151,13 +153,13 @@ uint32_t gr_arena_generation(struct gr_context *context);
  *   - as long as those of all arenas together have a 256th of the peak of live memory, and each has 2 MiB at least,
  *   - or as the arena's only large one, if it is at least half the peak: the program then has little else,
  *   - or as its only large one, if several threads allocate and it is at most a 16th of the peak.
- * The arena's lock need not be held.
+ * The arena's lock may be held.
  */
 bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes);
 
 /*
  * Puts a block that the program freed on the slow path into a fastbin; and takes all blocks out of the fastbins, linked
- * by next, or NULL: they stay cached, on the device's own account. No lock from GR_RANK_ARENA up is held.
+ * by next, or NULL: they stay cached, on the device's own account.
  */
 void gr_arena_enter_fastbin(struct gr_arena *arena, struct gr_block *block);
 struct gr_block *gr_arena_empty_fastbins(struct gr_arena *arena);
@@ -173,20 +175,19 @@ struct gr_arena *gr_arena_free_at_home(struct gr_core *core, uint64_t ptr, bool 
  * The fast path of a free, for the context in which the calling thread last allocated: takes back a block that the
  * thread's arena remembers. Returns the context; NULL: it remembers no such block, and nothing has changed.
  * *ret_should_close, set where it took one: so much was freed into this arena in the open epoch that the epoch should
- * be closed. No lock from GR_RANK_ARENA up is held.
+ * be closed.
  */
 struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_should_close);
 
 /*
  * Puts a block that the caller has claimed from the ledger into the calling thread's bins. synced: the GPU has done all
- * work since its free, so it is usable and idle at once, and *ret_should_close stays as it was. No lock from
- * GR_RANK_ARENA up is held.
+ * work since its free, so it is usable and idle at once, and *ret_should_close stays as it was.
  */
 void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_should_close);
 
 /*
  * Takes a usable block with at_least to at_most bytes of capacity out of the bins of class to last: the smallest of the
- * first class that has one. NULL: none has. No lock from GR_RANK_ARENA up is held.
+ * first class that has one. NULL: none has.
  */
 struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned last, size_t at_least, size_t at_most);
 
@@ -195,7 +196,7 @@ uint64_t gr_arena_oldest_epoch(struct gr_arena *arena, unsigned class);
 
 /*
  * Of the ranges in the fastbins that have exactly the size for a request of bytes, the oldest: takes it out if it is
- * usable, or NULL; or the epoch in which it was freed, 0: there is none. No lock from GR_RANK_ARENA up is held.
+ * usable, or NULL; or the epoch in which it was freed, 0: there is none.
  */
 struct gr_block *gr_arena_take_fastbin(struct gr_arena *arena, size_t bytes);
 uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes);
@@ -210,13 +211,11 @@ size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class,
 
 /*
  * Claims the range at ptr, as gr_ledger_claim does, if its home is the arena of the thread's last hit, which takes one
- * lock. NULL: it is no range of that arena. No lock from GR_RANK_ARENA up is held.
+ * lock. NULL: it is no range of that arena.
  */
 struct gr_block *gr_arena_claim(struct gr_core *core, uint64_t ptr);
 
-/*
- * If this arena is the home of the block at ptr, the block has none afterwards. No lock from GR_RANK_ARENA up is held.
- */
+/* If this arena is the home of the block at ptr, the block has none afterwards. */
 void gr_arena_forget(struct gr_arena *arena, uint64_t ptr);
 
 /*

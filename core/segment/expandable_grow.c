@@ -63,6 +63,7 @@ static bool is_hole_or_usable(const struct gr_range *range)
 
 static void unlist_range(struct gr_split *split, struct gr_range *range)
 {
+        gr_assert_range_locked(range);
         if (range->state == GR_RANGE_HOLE)
                 gr_extent_hole_leave(range);
         else
@@ -71,6 +72,7 @@ static void unlist_range(struct gr_split *split, struct gr_range *range)
 
 static void list_range(struct gr_split *split, struct gr_range *range)
 {
+        gr_assert_range_locked(range);
         if (range->state == GR_RANGE_HOLE)
                 gr_extent_hole_enter(range);
         else
@@ -170,6 +172,7 @@ static struct gr_range *claim_place(struct gr_split *split, const struct place *
         uint64_t end = place->at + bytes, stop;
         enum gr_range_state state = range->state;
 
+        gr_assert_range_locked(range);
         unlist_range(split, range);
         if (range->block.ptr < place->at) {
                 after = cut(split, range, place->at - range->block.ptr, false);
