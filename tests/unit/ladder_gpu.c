@@ -1,5 +1,7 @@
 #include "ladder_gpu.h"
 
+#include <errno.h>
+
 #include "base/log.h"
 
 struct gr_device *device;
@@ -64,3 +66,39 @@ int let_go(void *arg, int of_device, uint64_t want_bytes)
         }
         return holder->rc;
 }
+
+static int refuse(void *arg, uint64_t bytes)
+{
+        (void)arg, (void)bytes;
+        return -EDQUOT;
+}
+
+static void adjust(void *arg, int64_t bytes)
+{
+        (void)arg, (void)bytes;
+}
+
+static uint64_t none(void *arg)
+{
+        (void)arg;
+        return 0;
+}
+
+static uint64_t five(void *arg)
+{
+        (void)arg;
+        return 5 * MIB;
+}
+
+static uint64_t twenty(void *arg)
+{
+        (void)arg;
+        return 20 * MIB;
+}
+
+const struct gr_group full_group = {
+        .limit_bytes = MIB, .reserve = refuse, .adjust = adjust, .room = none, .excess = none};
+const struct gr_group passed_group = {
+        .limit_bytes = MIB, .reserve = refuse, .adjust = adjust, .room = none, .excess = five};
+const struct gr_group roomy_group = {
+        .limit_bytes = 60 * MIB, .reserve = refuse, .adjust = adjust, .room = twenty, .excess = none};

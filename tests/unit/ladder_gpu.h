@@ -38,4 +38,7 @@ struct holder {
 /* The hook of such a reclaimable, whose arg is a struct holder. */
 int let_go(void *arg, int of_device, uint64_t want_bytes);
 
+/* Groups that refuse each request: others have used up the limit, are 5 MiB beyond it, or left 20 MiB of it. */
+extern const struct gr_group full_group, passed_group, roomy_group;
+
 #endif
