@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
-#include <semaphore.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -18,8 +17,6 @@
 #include "base/metadata.h"
 #include "check.h"
 #include "core.h"
-#include "reclaim/decay.h"
-#include "reclaim/rung.h"
 #include "reclaim/trim.h"
 #include "segment/expandable.h"
 #include "segment/range.h"
@@ -355,96 +352,6 @@ static void test_trim(void)
         gpu_end();
 }
 
-/* Exported memory is not reused; of it goes back what no other block shares, the rest with the last that does. */
-static void test_exported(bool captured)
-{
-        uint64_t a, b, c;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        a = gpu_take(7 * MIB);
-        b = gpu_take(3 * MIB);
-        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
-        if (captured)
-                gpu_capture(true);
-        gpu_give(a, 7 * MIB);
-        if (captured)
-                gpu_capture(false);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
-        c = gpu_take(2 * MIB);
-        GR_CHECK(c < a || c >= a + 6 * MIB);
-        gpu_give(c, 2 * MIB);
-        GR_CHECK_EQ(gr_budget_live(gpu_device()), 4 * MIB);
-        gpu_give(b, 3 * MIB);
-        GR_CHECK_EQ(gr_budget_live(gpu_device()), 0);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
-        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 4 * MIB);
-        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
-        gpu_end();
-}
-
-static uint64_t given;
-
-static void *give_last(void *arg)
-{
-        gpu_give(given, 3 * MIB);
-        return arg;
-}
-
-/* However much of it is never to be handed out again in the course of time. */
-static void test_exported_often(void)
-{
-        enum { TIMES = 600 };
-        const size_t bytes = 32 * MIB;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        gpu_give(gpu_take(bytes), bytes);
-        GR_CHECK(TIMES * bytes > context->split->expandable[false]->bytes);
-        for (int i = 0; i < TIMES; i++) {
-                uint64_t ptr = gpu_take(bytes);
-
-                GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
-                gpu_give(ptr, bytes);
-        }
-        gpu_settle();
-        gpu_end();
-}
-
-/* What must not be reused goes back with the last block beside it: not while another thread is at work there. */
-static void test_exported_alone(bool at_unmap)
-{
-        struct gr_split *split;
-        pthread_t thread;
-        uint64_t a;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        split = context->split;
-        a = gpu_take(7 * MIB);
-        given = gpu_take(3 * MIB);
-        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
-        gpu_give(a, 7 * MIB);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
-        sem_init(&gpu_inside, 0, 0);
-        sem_init(&gpu_go_on, 0, 0);
-        if (at_unmap)
-                sg_before[SG_MEM_UNMAP] = gpu_stop;
-        else
-                sg_before[SG_CONTEXT_RECORD] = gpu_stop;
-        pthread_create(&thread, NULL, give_last, NULL);
-        sem_wait(&gpu_inside);
-        gr_lock(&split->lock);
-        GR_CHECK_EQ(split->busy, 1);
-        sem_post(&gpu_go_on);
-        for (int n = 0; n < 20 && split->busy && (at_unmap || gpu_device()->reserved_bytes == 4 * MIB); n++)
-                usleep(1000);
-        GR_CHECK_EQ(split->busy, 1);
-        GR_CHECK(at_unmap || gpu_device()->reserved_bytes == 4 * MIB);
-        gr_unlock(&split->lock);
-        pthread_join(thread, NULL);
-        GR_CHECK_EQ(split->busy, 0);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 2 * MIB);
-        gpu_end();
-}
-
 /* The extents of a large request have two pages, and blocks lie across their ends: none of those goes back. */
 static void test_large_extents(void)
 {
@@ -515,148 +422,6 @@ static void test_not_opened(void)
         gpu_end();
 }
 
-/* Frees a block that must not be reused while nothing says when the work on it ends. */
-static void give_unquiet(uint64_t ptr, size_t bytes)
-{
-        static const enum sg_op waits[] = {SG_CONTEXT_RECORD, SG_CONTEXT_SYNC, SG_CONTEXT_DRAIN};
-
-        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
-        for (int i = 0; i < 3; i++)
-                gpu_refuse(waits[i], true);
-        gpu_give(ptr, bytes);
-        for (int i = 0; i < 3; i++)
-                gpu_refuse(waits[i], false);
-}
-
-enum occasion { TRIM, DECAY, LADDER, FREE, END, OCCASIONS };
-
-/* Then it keeps its memory, until something says that, and it goes back at the next occasion. */
-static void test_not_quiet(enum occasion occasion)
-{
-        uint64_t a, b;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(7 * MIB);
-        b = gpu_take(3 * MIB);
-        give_unquiet(a, 7 * MIB);
-        gr_trim(context, UINT64_MAX / 2);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 10 * MIB);
-        GR_CHECK(gpu_take(7 * MIB) != a);
-        if (occasion == TRIM || occasion == DECAY) {
-                gpu_sync();
-                gr_fence_close(context->fence);
-                gr_fence_poll(context->fence);
-        }
-        if (occasion == TRIM)
-                GR_CHECK_EQ(gr_trim(context, 2 * MIB), 6 * MIB);
-        else if (occasion == DECAY)
-                GR_CHECK_EQ(gr_split_trim_most(context, 2 * MIB), 0); /* it was not cached */
-        else if (occasion == LADDER)
-                GR_CHECK_EQ(gr_rung_run(context, GR_RUNG_SYNC, MIB), 6 * MIB);
-        if (occasion == FREE)
-                GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, b), 0);
-        if (occasion == FREE)
-                gpu_give(b, 3 * MIB);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, occasion == FREE ? 8 * MIB : occasion == END ? 18 * MIB : 12 * MIB);
-        if (occasion == TRIM || occasion == DECAY || occasion == LADDER) {
-                gpu_give(b, 3 * MIB); /* and the page between them */
-                GR_CHECK_EQ(gpu_device()->reserved_bytes, 10 * MIB);
-        }
-        gpu_end();
-}
-
-/* The driver fails to say so, but only once: then what must not be reused goes back at once. */
-static void test_not_quiet_once(enum sg_op op)
-{
-        uint64_t a;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(7 * MIB);
-        if (op == SG_CONTEXT_SYNC)
-                sg_fail(SG_CONTEXT_RECORD, 1, 1, gr_driver_error(999));
-        if (op == SG_CONTEXT_SYNC)
-                GR_CHECK(gr_fence_sync(context->fence)); /* from now on there are no events */
-        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
-        sg_fail(op, 1, 1, gr_driver_error(999));
-        gpu_give(a, 7 * MIB);
-        GR_CHECK(!sg_planned(op));
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
-        gpu_end();
-}
-
-/*
- * Where more contexts can use a block than its fence covers, all of them are waited for before its memory goes, but not
- * one of another device, which cannot. If that is refused, the program still has it.
- */
-static void test_not_covered(bool refused, bool peer)
-{
-        static const enum sg_op waits[] = {SG_CONTEXT_SYNC, SG_CONTEXT_DRAIN};
-        struct gr_context *last = NULL, *other;
-        uint64_t a;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        other = gr_core_context_add(&core, sg_context_new(1), 1);
-        sg_work(other->handle, 1, 0, 9000000);
-        for (int i = 0; i < GR_ACCESSORS_MAX; i++)
-                last = gr_core_context_add(&core, sg_context_new(0), 0);
-        GR_CHECK(gr_fence_overflow(context->fence));
-        if (peer)
-                gr_fence_add_accessor(context->fence, other);
-        a = gpu_take(6 * MIB);
-        sg_work(last->handle, 1, a, 1000000);
-        if (refused) {
-                for (int i = 0; i < 2; i++)
-                        gpu_refuse(waits[i], true);
-                GR_CHECK_EQ(gr_pool_free(&core, a), -ENOMEM);
-                for (int i = 0; i < 2; i++)
-                        gpu_refuse(waits[i], false);
-                GR_CHECK_EQ(gpu_device()->reserved_bytes, 6 * MIB);
-        }
-        GR_CHECK_EQ(sg_free(&core, a), 0);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
-        GR_CHECK_EQ(sg_progress(other->handle).done_ns == sg_progress(other->handle).submitted_ns, peer);
-        gpu_end();
-}
-
-/* The driver does not take back what nobody uses any more and must not be reused: then the accounts are right as well,
- * and a free beside it waits for nothing. */
-static void test_stuck_refused(bool again)
-{
-        uint64_t a, b, charged;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(7 * MIB);
-        b = gpu_take(2 * MIB);
-        GR_CHECK_EQ(b, a + 7 * MIB); /* the last MiB of its second page is free */
-        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
-        gpu_give(a, 7 * MIB);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
-        gpu_refuse(SG_MEM_UNMAP, true);
-        gpu_give(b, 2 * MIB);
-        gpu_refuse(SG_MEM_UNMAP, false);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
-        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0); /* nothing of the page can be handed out */
-        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 2 * MIB);
-        gpu_take(2 * MIB);
-        gpu_take(6 * MIB); /* at the end */
-        GR_CHECK_EQ(gpu_take(6 * MIB), a);
-        GR_CHECK_EQ(gpu_progress().done_ns, gpu_progress().submitted_ns);
-        charged = gpu_device()->reserved_bytes;
-        if (again)
-                GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
-        gpu_give(a, 6 * MIB); /* up to that page */
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, again ? charged - 6 * MIB : charged);
-        GR_CHECK_EQ(gpu_progress().done_ns == gpu_progress().submitted_ns, again);
-        gr_core_context_ending(context);
-        gpu_forget();
-        gr_core_context_gone(context);
-        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
-        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
-        context = gr_core_context_add(&core, sg_context_new(0), 0);
-        gpu_end();
-}
-
 /* More than an expandable segment has addresses for is the driver's to refuse. */
 static void test_no_addresses(void)
 {
@@ -700,42 +465,6 @@ static void test_structures(void)
         gpu_end();
 }
 
-/* Where the driver takes no memory back at a context's end, its addresses stay as well, and what it holds is charged. */
-static void test_refused_end(void)
-{
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        gpu_take(3 * MIB);
-        gr_core_context_ending(context);
-        gpu_forget();
-        gpu_refuse(SG_MEM_UNMAP, true);
-        gr_core_context_gone(context);
-        gpu_refuse(SG_MEM_UNMAP, false);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
-        GR_CHECK_EQ(sg_reserved(), 1);
-        context = gr_core_context_add(&core, sg_context_new(0), 0);
-        gpu_end();
-}
-
-/* What must not be reused shares its last page with a block: its account goes with the context. */
-static void test_stuck_end(void)
-{
-        uint64_t a;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(3 * MIB);
-        gpu_take(64 * MIB + 512);
-        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
-        gpu_give(a, 3 * MIB);
-        gr_core_context_ending(context);
-        gpu_forget();
-        gr_core_context_gone(context);
-        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
-        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
-        context = gr_core_context_add(&core, sg_context_new(0), 0);
-        gpu_end();
-}
-
 static void *drop_segments(void *arg)
 {
         gr_split_context_gone(context);
@@ -769,88 +498,6 @@ static void test_end_at_barrier(void)
         gpu_end();
 }
 
-static uint64_t exported;
-
-static void free_exported(void)
-{
-        sg_before[SG_MEM_MAP] = NULL;
-        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, exported), 0);
-        gpu_give(exported, 7 * MIB);
-        gpu_refuse(SG_MEM_MAP, true);
-        gpu_refuse(SG_MEM_ALLOC, true);
-}
-
-/*
- * Its last page, or its first, is part of a place that another thread maps memory for. That is refused, and later the
- * page goes back, too.
- */
-static void test_exported_beside_busy(bool first)
-{
-        uint64_t a = 0, b;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        if (first)
-                a = gpu_take(5 * MIB);
-        exported = gpu_take(7 * MIB);
-        if (first) {
-                b = gpu_take(8 * MIB);
-                gpu_give(a, 5 * MIB);
-                gpu_sync();
-                gr_fence_sync(context->fence);
-                gr_trim(context, UINT64_MAX / 2);
-                GR_CHECK_EQ(gpu_device()->reserved_bytes, 16 * MIB);
-        }
-        sg_before[SG_MEM_MAP] = free_exported;
-        GR_CHECK_EQ(gpu_take(5 * MIB), 0);
-        GR_CHECK(!sg_before[SG_MEM_MAP]);
-        for (int i = 0; i < SG_OP_COUNT; i++)
-                gpu_refuse((enum sg_op)i, false);
-        if (first)
-                gpu_give(b, 8 * MIB);
-        gpu_settle();
-        gpu_end();
-}
-
-static int not_asked(void *arg, uint64_t ptr)
-{
-        (void)arg, (void)ptr;
-        return -EINVAL;
-}
-
-/*
- * Freed in stream order, it waits for nothing, and nor does what is freed beside it; both go back when the work is done.
- */
-static void test_exported_in_order(bool decays)
-{
-        uint64_t a, b;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(7 * MIB);
-        b = gpu_take(3 * MIB);
-        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
-        sg_work(context->handle, 0, a, 1);
-        GR_CHECK_EQ(sg_free_in_order(&core, a, not_asked), 0);
-        sg_work(context->handle, 0, b, 1);
-        GR_CHECK_EQ(sg_free_in_order(&core, b, not_asked), 0);
-        GR_CHECK(gpu_progress().done_ns < gpu_progress().submitted_ns);
-        gr_split_trim_collect(context);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 10 * MIB);
-        GR_CHECK(!gr_trim_has_none(context));
-        gpu_sync();
-        if (decays) {
-                core.config.decay_ns = 1000 * SG_MS;
-                for (int i = 0; i < 3; i++) {
-                        gr_decay_run(&core, sg_now_ns());
-                        sg_advance(gr_decay_step_ns(&core));
-                }
-        } else {
-                gr_split_trim_merge_and_collect(&core, gpu_device()); /* as when the program asks what is free */
-        }
-        GR_CHECK(gpu_device()->reserved_bytes <= 2 * MIB);
-        gpu_settle();
-        gpu_end();
-}
-
 int main(void)
 {
         gpu_mapping = true;
@@ -874,31 +521,11 @@ int main(void)
         test_small_and_large();
         test_find();
         test_trim();
-        test_exported(false);
-        test_exported(true);
-        test_exported_often();
-        test_exported_alone(false);
-        test_exported_alone(true);
         test_opened_twice();
         test_not_opened();
-        for (int occasion = 0; occasion < OCCASIONS; occasion++)
-                test_not_quiet((enum occasion)occasion);
-        test_not_quiet_once(SG_CONTEXT_RECORD);
-        test_not_quiet_once(SG_CONTEXT_SYNC);
-        test_not_covered(false, false);
-        test_not_covered(false, true);
-        test_not_covered(true, false);
         test_no_addresses();
         test_structures();
-        test_stuck_refused(false);
-        test_stuck_refused(true);
-        test_stuck_end();
         test_end_at_barrier();
-        test_exported_beside_busy(false);
-        test_exported_beside_busy(true);
-        test_exported_in_order(false);
-        test_exported_in_order(true);
-        test_refused_end();
         /* Last: what they touch is cleared for every test after them. */
         test_hint();
         test_large_extents();
