@@ -1,167 +1,17 @@
 /*
  * The cache of pinned host memory against a scripted GPU: what is handed out again, when, to whom, and when it goes
- * back. The host memory itself is this file's: it knows until when work uses each block, and counts what is handed out
- * or freed too early.
+ * back.
  */
 #include <errno.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <unistd.h>
 
-#include "alloc/pool.h"
 #include "cache/block.h"
-#include "check.h"
-#include "core.h"
-#include "scripted.h"
+#include "pinned_gpu.h"
 #include "short_of_memory.h"
 
-#define BLOCKS  4096
-#define KIND    1u
 #define THREADS 6
 #define STEPS   4000
-
-struct host {
-        uint64_t ptr;
-        size_t bytes;
-        void *context;
-        uint64_t busy_ns; /* until then work uses it */
-};
-
-static struct gr_core core;
-static struct gr_parts parts;
-static struct gr_driver driver; /* the scripted one, with host memory */
-static struct gr_context *one, *two;
-static void *handles[2];
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
-static struct host hosts[BLOCKS];
-static unsigned allocs, frees, trims, misuses;
-static uint64_t next_ptr, room_bytes, used_bytes;
-static uint64_t ends[2]; /* of each context's work */
-
-static struct host *find(uint64_t ptr)
-{
-        for (unsigned i = 0; i < BLOCKS; i++)
-                if (hosts[i].ptr == ptr)
-                        return &hosts[i];
-        return NULL;
-}
-
-static int allocate(void *arg, size_t bytes, uint64_t *ret_ptr)
-{
-        struct host *host;
-        int rc = -ENOMEM;
-
-        pthread_mutex_lock(&lock);
-        host = find(0);
-        if (host && used_bytes + bytes <= room_bytes) {
-                *host = (struct host){.ptr = next_ptr, .bytes = bytes, .context = arg};
-                next_ptr += (bytes + 4095) / 4096 * 4096;
-                used_bytes += bytes;
-                allocs++;
-                *ret_ptr = host->ptr;
-                rc = 0;
-        }
-        pthread_mutex_unlock(&lock);
-        return rc;
-}
-
-/* As the driver: waits until nothing uses it. */
-static int host_free(void *handle, uint64_t ptr)
-{
-        uint64_t now_ns = sg_driver.now_ns();
-        struct host *host;
-
-        pthread_mutex_lock(&lock);
-        host = find(ptr);
-        misuses += !host || host->context != handle;
-        if (host) {
-                if (host->busy_ns > now_ns)
-                        sg_advance(host->busy_ns - now_ns);
-                used_bytes -= host->bytes;
-                host->ptr = 0;
-        }
-        frees++;
-        pthread_mutex_unlock(&lock);
-        return 0;
-}
-
-static void trim_malloc(void)
-{
-        trims++;
-}
-
-static void begin(const struct gr_driver *base, const struct gr_config *config)
-{
-        sg_reset(64 * MIB);
-        driver = *base;
-        driver.host_free = host_free;
-        driver.trim_malloc = trim_malloc;
-        for (unsigned i = 0; i < BLOCKS; i++)
-                hosts[i].ptr = 0;
-        ends[0] = ends[1] = 0;
-        allocs = frees = trims = misuses = 0;
-        next_ptr = UINT64_C(1) << 44;
-        used_bytes = 0;
-        room_bytes = UINT64_MAX;
-        gr_core_init(&core, &parts, &driver, config);
-        gr_budget_set_limit(core.host, GR_LIMIT_THRESHOLD, 256 * MIB);
-        for (int i = 0; i < 2; i++)
-                handles[i] = sg_context_new(i); /* of two cards, which do not see each other */
-        one = gr_core_context_add(&core, handles[0], 0);
-        two = gr_core_context_add(&core, handles[1], 1);
-}
-
-static void end(void)
-{
-        GR_CHECK(misuses == 0);
-        GR_CHECK(sg_misuses() == 0);
-        gr_core_destroy(&core);
-}
-
-static int try_alloc(struct gr_context *context, size_t bytes, unsigned kind, uint64_t *ret_ptr)
-{
-        int rc = gr_pinned_alloc(context, bytes, kind, allocate, context->handle, ret_ptr);
-        struct host *host;
-
-        if (rc)
-                return rc;
-        pthread_mutex_lock(&lock);
-        host = find(*ret_ptr);
-        misuses += !host || host->bytes < bytes || host->busy_ns > sg_driver.now_ns();
-        pthread_mutex_unlock(&lock);
-        return 0;
-}
-
-static uint64_t get(struct gr_context *context, size_t bytes, unsigned kind)
-{
-        uint64_t ptr = 0;
-
-        GR_CHECK(try_alloc(context, bytes, kind, &ptr) == 0);
-        return ptr;
-}
-
-/* Work of this length in context that uses ptr; one stream for each context, so that its end is known here. */
-static void use(struct gr_context *context, uint64_t ptr, uint64_t ns)
-{
-        unsigned i = context == two;
-        uint64_t now_ns;
-        struct host *host;
-
-        pthread_mutex_lock(&lock);
-        now_ns = sg_driver.now_ns();
-        if (ends[i] < now_ns)
-                ends[i] = now_ns;
-        ends[i] += ns;
-        sg_work(context->handle, 0, 0, ns);
-        host = find(ptr);
-        misuses += !host;
-        if (host && host->busy_ns < ends[i])
-                host->busy_ns = ends[i];
-        pthread_mutex_unlock(&lock);
-}
-
-static const struct gr_config plain = {.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS};
 
 static void test_reuse(void)
 {
@@ -403,161 +253,6 @@ static void test_retry_alone(void)
         end();
 }
 
-static void test_decay(void)
-{
-        static const struct gr_config config = {
-                .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS, .trim_malloc = true};
-        uint64_t a, b, busy, next_ns;
-
-        begin(&sg_driver, &config);
-        a = get(one, MIB, KIND);
-        b = get(one, 4 * MIB, KIND);
-        busy = get(two, MIB, KIND);
-        GR_CHECK(gr_decay_run(&core, sg_driver.now_ns()) == 0 && trims == 0);
-        GR_CHECK(gr_pinned_free(&core, a) == 0);
-        sg_advance(6000 * SG_MS);
-        GR_CHECK(gr_pinned_free(&core, b) == 0);
-        next_ns = gr_decay_run(&core, sg_driver.now_ns());
-        GR_CHECK(next_ns == SG_FIRST_NS + 10000 * SG_MS && frees == 0);
-        sg_advance(next_ns - sg_driver.now_ns());
-        /* Not while the GPU has work, though this block is not part of it: its free would hold up the program. */
-        use(two, busy, 3000 * SG_MS);
-        next_ns = gr_decay_run(&core, sg_driver.now_ns());
-        GR_CHECK(frees == 0 && next_ns > sg_driver.now_ns());
-        sg_advance(3001 * SG_MS);
-        next_ns = gr_decay_run(&core, sg_driver.now_ns());
-        GR_CHECK(frees == 1 && gr_budget_cached(core.host) == 4 * MIB && next_ns > sg_driver.now_ns());
-        GR_CHECK(trims == 0);
-        sg_advance(next_ns - sg_driver.now_ns() + 3000 * SG_MS);
-        GR_CHECK(gr_decay_run(&core, sg_driver.now_ns()) == 0);
-        GR_CHECK(frees == 2 && gr_budget_cached(core.host) == 0 && trims == 1);
-        /* The program stays idle: nothing more to trim. */
-        GR_CHECK(gr_decay_run(&core, sg_driver.now_ns()) == 0 && trims == 1);
-        end();
-}
-
-/* They go when they are due, and not a moment later; and then no time is spent on any. */
-static void test_decay_due(void)
-{
-        static const struct gr_config config = {
-                .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS};
-        uint64_t next_ns, a, b;
-
-        begin(&sg_driver, &config);
-        a = get(one, MIB, KIND);
-        b = get(one, MIB, KIND);
-        GR_CHECK(sg_counter(&core, GR_COUNTER_pinned_allocs) == 2);
-        GR_CHECK(gr_pinned_free(&core, a) == 0 && gr_pinned_free(&core, b) == 0);
-        next_ns = gr_decay_run(&core, sg_driver.now_ns());
-        sg_advance(next_ns - sg_driver.now_ns());
-        GR_CHECK(gr_decay_run(&core, next_ns) == 0 && frees == 2);
-        GR_CHECK(sg_driver.now_ns() < next_ns + 20 * SG_MS);
-        GR_CHECK(sg_counter(&core, GR_COUNTER_pinned_returned_bytes) == 2 * MIB);
-        end();
-}
-
-/* What was freed first goes first, whatever its size. */
-static void test_oldest_first(void)
-{
-        for (int i = 0; i < 2; i++) {
-                uint64_t blocks[3];
-
-                begin(&sg_driver, &plain);
-                for (int k = 0; k < 3; k++)
-                        blocks[k] = get(one, (i ? 9 - 3 * k : 3 + 3 * k) * MIB, KIND);
-                for (int k = 0; k < 3; k++) {
-                        GR_CHECK(gr_pinned_free(&core, blocks[k]) == 0);
-                        sg_advance(1);
-                }
-                for (unsigned k = 0; k < 3; k++) {
-                        GR_CHECK(gr_pinned_reclaim(&core, 1) > 0);
-                        GR_CHECK(!find(blocks[k]) && frees == k + 1);
-                }
-                end();
-        }
-}
-
-/* What looks at cached blocks, each in a thread that has to wait for them. */
-enum look { LOOK_ALLOC, LOOK_DECAY, LOOK_RECLAIM, LOOK_DROP, LOOKS, LOOK_DECAY_DUE, LOOK_ENDING };
-
-static _Atomic bool looked;
-
-static void *look(void *arg)
-{
-        switch (*(enum look *)arg) {
-        case LOOK_ALLOC:
-                GR_CHECK(get(one, MIB, KIND) && allocs == 1);
-                break;
-        case LOOK_DECAY:
-                GR_CHECK(gr_pinned_decay(&core, sg_driver.now_ns(), gr_decay_step_ns(&core)) > 0);
-                break;
-        case LOOK_RECLAIM:
-                GR_CHECK(gr_pinned_reclaim(&core, 1) == MIB);
-                break;
-        case LOOK_DROP:
-        case LOOKS:
-                gr_pinned_context_gone(one);
-                break;
-        case LOOK_DECAY_DUE:
-                GR_CHECK(gr_pinned_decay(&core, SG_FIRST_NS + 10000 * SG_MS, gr_decay_step_ns(&core)) == 0);
-                break;
-        case LOOK_ENDING:
-                gr_pinned_ending(one);
-                break;
-        }
-        looked = true;
-        return NULL;
-}
-
-/* With the lock held nothing of it happens. */
-static void check_locked(enum look what, struct gr_lock *held)
-{
-        pthread_t thread;
-
-        looked = false;
-        gr_lock(held);
-        pthread_create(&thread, NULL, look, &what);
-        for (int n = 0; n < 20 && !looked; n++)
-                usleep(500);
-        GR_CHECK(!looked);
-        GR_CHECK(gr_budget_cached(core.host) == MIB && frees == 0);
-        gr_unlock(held);
-        pthread_join(thread, NULL);
-        GR_CHECK(gr_budget_cached(core.host) == (what == LOOK_DECAY ? MIB : 0));
-}
-
-/* Who looks at cached blocks finds none that another thread takes out meanwhile. */
-static void test_looks_locked(void)
-{
-        static const struct gr_config config = {
-                .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS};
-
-        for (enum look what = 0; what < LOOKS; what++) {
-                begin(&sg_driver, &config);
-                GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
-                if (what == LOOK_DROP)
-                        gr_ledger_context_gone(core.ledger, one, NULL); /* as whoever drops it does before */
-                check_locked(what, &core.pinned->lock);
-                end();
-        }
-}
-
-/* What goes back does so while nobody else waits for just that. */
-static void test_unpin_alone(void)
-{
-        static const enum look looks[] = {LOOK_RECLAIM, LOOK_DECAY_DUE, LOOK_ENDING};
-        static const struct gr_config config = {
-                .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS};
-
-        for (int i = 0; i < 3; i++) {
-                begin(&sg_driver, &config);
-                GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
-                check_locked(looks[i], &core.pinned->unpin_lock);
-                GR_CHECK(frees == 1);
-                end();
-        }
-}
-
 static void test_ladder(void)
 {
         for (int i = 0; i < 2; i++) {
@@ -619,39 +314,6 @@ static void test_ending(void)
         GR_CHECK(get(two, MIB, KIND) == a); /* which counts misuse */
         sg_context_destroy(handles[0]);
         gr_core_context_gone(one);
-        end();
-}
-
-static unsigned wakes;
-
-static void wake(struct gr_core *woken)
-{
-        wakes += woken == &core;
-}
-
-/* What is freed into the cache is to decay: somebody is told, unless he comes anyway. */
-static void test_wakes(void)
-{
-        static const struct gr_config config = {.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 100 * SG_MS};
-        uint64_t a, b;
-
-        begin(&sg_driver, &config);
-        core.wake = wake;
-        wakes = 0;
-        a = get(one, MIB, KIND);
-        b = get(one, MIB, KIND);
-        GR_CHECK_EQ(wakes, 0);
-        GR_CHECK(gr_pinned_free(&core, a) == 0);
-        GR_CHECK_EQ(wakes, 1);
-        GR_CHECK(gr_decay_run(&core, sg_driver.now_ns()) > 0);
-        GR_CHECK(gr_pinned_free(&core, b) == 0);
-        GR_CHECK_EQ(wakes, 1);
-        end();
-
-        begin(&sg_driver, &plain); /* without decay nobody need come */
-        core.wake = wake;
-        GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
-        GR_CHECK_EQ(wakes, 1);
         end();
 }
 
@@ -930,15 +592,9 @@ int main(void)
         test_limit();
         test_limit_in_capture();
         test_retry_alone();
-        test_decay();
-        test_looks_locked();
-        test_unpin_alone();
-        test_decay_due();
-        test_oldest_first();
         test_ladder();
         test_contexts();
         test_ending();
-        test_wakes();
         test_structures();
         test_no_ledger();
         test_other_memory();
