@@ -1,6 +1,7 @@
 /*
  * The fault sweep: what its program is made of. sweep.c runs scenes in processes of their own, each with one fault, and
- * judges them; scenes.c are the scenes; libc.c stands in for the functions of the C library that the library calls.
+ * judges them; scenes.c lists the scenes, which are in scenes_*.c; libc.c stands in for the functions of the C library
+ * that the library calls.
  */
 #ifndef GR_TEST_SWEEP_H
 #define GR_TEST_SWEEP_H
