@@ -151,7 +151,7 @@ static int not_asked(void *arg, uint64_t ptr)
 }
 
 /*
- * Freed in stream order, it waits for nothing, and nor does what is freed beside it; both go back when the work is done.
+ * Freed in stream order, it waits for nothing, nor does what is freed beside it; both go back when the work is done.
  */
 static void test_exported_in_order(bool decays)
 {

@@ -151,7 +151,7 @@ static void test_stuck_refused(bool again)
         gpu_end();
 }
 
-/* Where the driver takes no memory back at a context's end, its addresses stay as well, and what it holds is charged. */
+/* Where the driver takes no memory back at a context's end, its addresses stay too, and what it holds is charged. */
 static void test_refused_end(void)
 {
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);

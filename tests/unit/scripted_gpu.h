@@ -1,6 +1,6 @@
 /*
- * What the scripted GPU is made of: scripted.c has its time, contexts and streams, scripted_memory.c its memory and what
- * the program has of that. Operations of the driver take the lock (enter); the rest is called with it held.
+ * What the scripted GPU is made of: scripted.c has its time, contexts and streams; scripted_memory.c its memory, and
+ * what the program has of that. Operations of the driver take the lock (enter); the rest is called with it held.
  */
 #ifndef GR_TEST_SCRIPTED_GPU_H
 #define GR_TEST_SCRIPTED_GPU_H
