@@ -4,6 +4,7 @@
  *   system/   the operating system: environment, threads, other processes, files that are mapped
  *   driver/   the driver's own functions, from the list hooks.def; core/'s table of them; NVML
  *   device/   the limits of a device, the other processes on it, driver overhead
+ *   notes/    what is noted of allocations and frees: the trace, their origins, the debug aids
  *   hooks/    what the program calls, one file for each family of calls, and the tables that these need
  *   process/  start, exit and fork; the background thread; the public functions
  *   lookup/   answers the program's look-ups of driver functions with hooks

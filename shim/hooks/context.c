@@ -11,7 +11,7 @@
 #include "driver/real.h"
 #include "hooks/captures.h"
 #include "hooks/green_table.h"
-#include "hooks/note.h"
+#include "notes/note.h"
 #include "hooks/segment_import.h"
 
 #define ENDED_LOOK_NS 10000

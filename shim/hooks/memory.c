@@ -13,7 +13,7 @@
 #include "hooks/captures.h"
 #include "hooks/context.h"
 #include "hooks/managed.h"
-#include "hooks/note.h"
+#include "notes/note.h"
 #include "hooks/stream_ordered.h"
 
 #define PITCHES_MAX 4096 /* widths remembered; a program with more of them pays the driver for the rest */

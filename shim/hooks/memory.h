@@ -5,7 +5,7 @@
 #include "alloc/pool.h"
 #include "driver/real.h"
 #include "hooks/captures.h"
-#include "hooks/note.h"
+#include "notes/note.h"
 
 /*
  * gr_memory_alloc gives the program a block of the pool, gr_memory_free takes one back; both are noted. 0 or -errno;

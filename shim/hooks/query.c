@@ -15,7 +15,7 @@
 #include "driver/real.h"
 #include "hooks/context.h"
 #include "hooks/ipc.h"
-#include "hooks/note.h"
+#include "notes/note.h"
 #include "hooks/segment_export.h"
 #include "hooks/segment_import.h"
 #include "hooks/stream_ordered.h"

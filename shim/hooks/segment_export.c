@@ -12,7 +12,7 @@
 #include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
-#include "hooks/note.h"
+#include "notes/note.h"
 #include "system/messages.h"
 #include "system/platform.h"
 #include "system/workers.h"

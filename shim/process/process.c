@@ -19,7 +19,7 @@
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/context.h"
-#include "hooks/note.h"
+#include "notes/note.h"
 #include "hooks/segment_export.h"
 #include "hooks/stream_ordered.h"
 #include "process/api.h"

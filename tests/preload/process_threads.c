@@ -229,8 +229,7 @@ int helper_mask(void)
         const unsigned long long faults = 1ull << (SIGSEGV - 1) | 1ull << (SIGBUS - 1) | 1ull << (SIGFPE - 1) |
                                           1ull << (SIGILL - 1) | 1ull << (SIGTRAP - 1) | 1ull << (SIGSYS - 1);
         const unsigned long long all = ~(1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 3ull << 31 | faults);
-        struct timespec pause = {.tv_nsec = 20000000};
-        int before_work, others = 0, open_ones = 0, deaf_ones = 0;
+        int before_work, others, open_ones, deaf_ones, looks = 0;
         sigset_t before, after;
         struct dirent *entry;
         DIR *tasks;
@@ -239,22 +238,26 @@ int helper_mask(void)
         before_work = count_in("/proc/self/task");
         pthread_sigmask(SIG_SETMASK, NULL, &before);
         work();
-        nanosleep(&pause, NULL);
         pthread_sigmask(SIG_SETMASK, NULL, &after);
         printf("the caller's mask is kept: %d\n", memcmp(&before, &after, sizeof(before)) == 0);
 
-        tasks = opendir("/proc/self/task");
-        while (tasks && (entry = readdir(tasks))) {
-                if (entry->d_name[0] == '.' || atoi(entry->d_name) == getpid())
-                        continue;
-                others++;
-                if ((blocked_in(entry->d_name) & all) != all)
-                        open_ones++;
-                if ((blocked_in(entry->d_name) & faults) != 0)
-                        deaf_ones++;
-        }
-        if (tasks)
-                closedir(tasks);
+        /* Until a thread runs, the C library has it block all signals: so for up to five seconds. */
+        do {
+                others = open_ones = deaf_ones = 0;
+                usleep(20000);
+                tasks = opendir("/proc/self/task");
+                while (tasks && (entry = readdir(tasks))) {
+                        if (entry->d_name[0] == '.' || atoi(entry->d_name) == getpid())
+                                continue;
+                        others++;
+                        if ((blocked_in(entry->d_name) & all) != all)
+                                open_ones++;
+                        if ((blocked_in(entry->d_name) & faults) != 0)
+                                deaf_ones++;
+                }
+                if (tasks)
+                        closedir(tasks);
+        } while ((open_ones || deaf_ones) && looks++ < 250);
         if (dlsym(RTLD_DEFAULT, "gpureclaim_version") && count_in("/proc/self/task") == before_work) {
                 printf("no thread of the library's, among %d\n", others);
                 return 8;

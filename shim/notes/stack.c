@@ -1,4 +1,4 @@
-#include "hooks/stack.h"
+#include "notes/stack.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include "base/attributes.h"
 #include "base/lock.h"
 #include "driver/dlsym.h"
-#include "hooks/python.h"
+#include "notes/python.h"
 #include "system/platform.h"
 
 #define NATIVE_MOST 48 /* frames */

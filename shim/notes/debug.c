@@ -1,4 +1,4 @@
-#include "hooks/debug.h"
+#include "notes/debug.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -18,7 +18,7 @@
 #include "driver/real.h"
 #include "fence/fence.h"
 #include "fence/fence_wait.h"
-#include "hooks/origins.h"
+#include "notes/origins.h"
 #include "reclaim/reclaimable.h"
 #include "system/environment.h"
 

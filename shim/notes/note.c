@@ -1,4 +1,4 @@
-#include "hooks/note.h"
+#include "notes/note.h"
 
 #include "base/attributes.h"
 #include "driver/operations.h"

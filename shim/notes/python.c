@@ -1,4 +1,4 @@
-#include "hooks/python.h"
+#include "notes/python.h"
 
 #include <link.h>
 #include <stdatomic.h>

@@ -1,13 +1,13 @@
 /*
- * What is noted of the program's allocations and frees: in the trace (hooks/trace.h), as origins (hooks/origins.h), and
- * by the debug aids (hooks/debug.h). Where nothing of that is asked for, a call costs a test of gr_notes.
+ * What is noted of the program's allocations and frees: in the trace (notes/trace.h), as origins (notes/origins.h), and
+ * by the debug aids (notes/debug.h). Where nothing of that is asked for, a call costs a test of gr_notes.
  */
 #ifndef GR_NOTE_H
 #define GR_NOTE_H
 
-#include "hooks/debug.h"
-#include "hooks/origins.h"
-#include "hooks/trace.h"
+#include "notes/debug.h"
+#include "notes/origins.h"
+#include "notes/trace.h"
 
 enum { GR_NOTES_TRACE = 1, GR_NOTES_ORIGINS = 2, GR_NOTES_DEBUG = 4 };
 extern _Atomic int gr_notes GR_HIDDEN;

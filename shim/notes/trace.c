@@ -1,5 +1,5 @@
 /* GPURECLAIM_TRACE: the writer of the file that base/trace_file.h describes. */
-#include "hooks/trace.h"
+#include "notes/trace.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-#include "hooks/origins.h"
+#include "notes/origins.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 #include "cache/ledger.h"
 #include "driver/operations.h"
 #include "driver/real.h"
-#include "hooks/stack.h"
+#include "notes/stack.h"
 #include "system/environment.h"
 #include "system/mapped_file.h"
 #include "system/messages.h"
