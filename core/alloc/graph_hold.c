@@ -109,7 +109,7 @@ void gr_graph_hold_own(struct gr_graph_hold *hold, struct gr_block *block)
 /* Whether a parked block may be cut and merged. Others, such as exported ones, must keep their bounds. */
 static bool is_plain_range(const struct gr_block *block)
 {
-        return atomic_load(&block->flags) == GR_BLOCK_SPLIT;
+        return atomic_load(&block->flags) == GR_BLOCK_RANGE;
 }
 
 /* Below, the lock of holds is held unless a comment says otherwise. */

@@ -151,7 +151,7 @@ static int from_larger(struct climb *climb, enum gr_rung rung, struct gr_block *
 {
         struct gr_context *context = climb->context;
 
-        if (!any_block_serves(climb) || !gr_pool_kind_is_split(context) || gr_fence_is_broken(context->fence))
+        if (!any_block_serves(climb) || !gr_pool_kind_has_segments(context) || gr_fence_is_broken(context->fence))
                 return climb->error;
         *ret_block =
                 gr_split_take(context, climb->bytes, rung == GR_RUNG_SYNC ? GR_SPLIT_FROM_ANY : GR_SPLIT_FROM_USED);

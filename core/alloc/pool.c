@@ -133,7 +133,7 @@ static bool hand_out_by_ledger(struct gr_block *block, size_t bytes, uint64_t *r
         assert(bytes > 0 && bytes <= block->capacity_bytes);
         /* The caller owns the block: no other thread counts it. */
         generation =
-                block->flags & GR_BLOCK_SPLIT ? gr_arena_generation(block->context) : gr_block_next_generation(block);
+                block->flags & GR_BLOCK_RANGE ? gr_arena_generation(block->context) : gr_block_next_generation(block);
         gr_block_set_generation(block, generation);
         if (!gr_ledger_hand_out(block, bytes)) {
                 gr_block_uncharge_and_delete(block);
@@ -252,7 +252,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
         bool there;
         int rc;
 
-        assert(!gr_block_is_live(block) && !(block->flags & (GR_BLOCK_SPLIT | GR_BLOCK_SPILLED | GR_BLOCK_HOST)));
+        assert(!gr_block_is_live(block) && !(block->flags & (GR_BLOCK_RANGE | GR_BLOCK_SPILLED | GR_BLOCK_HOST)));
         gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* the driver may wait for the GPU */
         /* Out of the ledger first: as soon as the driver has it, another thread may get the same address. */
         there = gr_ledger_remove(core->ledger, block);
@@ -384,7 +384,7 @@ GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block
 
         if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
                 return free_host(core, block);
-        if (block->flags & GR_BLOCK_SPLIT)
+        if (block->flags & GR_BLOCK_RANGE)
                 return free_split(core, block, mode);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE || gr_fence_is_broken(fence) ||
             gr_fence_overflow(fence) || bypassed(core))
@@ -499,8 +499,8 @@ bool gr_pool_alloc_in_hold(struct gr_graph_hold *hold, struct gr_context *contex
 {
         struct gr_block *block = NULL;
 
-        if (gr_graph_hold_shared_in(hold) == context && bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_is_split(context) &&
-            !gr_fence_is_broken(context->fence)) {
+        if (gr_graph_hold_shared_in(hold) == context && bytes <= GR_BLOCK_MAX_BYTES &&
+            gr_pool_kind_has_segments(context) && !gr_fence_is_broken(context->fence)) {
                 if (single_stream)
                         free_unparked(hold, gr_graph_hold_unpark(hold), single_stream);
                 block = take_for_graph(context, bytes);

@@ -61,11 +61,11 @@ GR_HOT_CODE static struct gr_block *take_from_cache(struct gr_source_request *re
         request->class_waits = false;
         if (gr_fence_is_broken(context->fence))
                 return NULL;
-        if (request->by_split || (may_be_larger && gr_pool_kind_is_split(context))) {
+        if (request->by_split || (may_be_larger && gr_pool_kind_has_segments(context))) {
                 struct gr_block *block =
                         gr_split_take(context, request->bytes, may_be_larger ? GR_SPLIT_FROM_ALL : GR_SPLIT_FROM_CLOSE);
 
-                assert(!block || (block->flags & GR_BLOCK_SPLIT && block->capacity_bytes >= request->bytes));
+                assert(!block || (block->flags & GR_BLOCK_RANGE && block->capacity_bytes >= request->bytes));
                 if (block)
                         return block;
                 /* The bins may still have one: from before segments served such requests, or of pitched memory. */

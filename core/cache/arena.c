@@ -116,7 +116,7 @@ static inline void put_in_bin(struct gr_arena *arena, struct gr_block *block)
         assert(!gr_block_is_live(block)); /* CACHED, or GONE by now */
         assert(block->context == arena->context && block->class == gr_class_of_block(block->capacity_bytes));
         assert(!(block->flags &
-                 (GR_BLOCK_SPLIT | GR_BLOCK_HOST | GR_BLOCK_SPILLED))); /* these have lists of their own */
+                 (GR_BLOCK_RANGE | GR_BLOCK_HOST | GR_BLOCK_SPILLED))); /* these have lists of their own */
         assert((gr_bin_count(bin) == 0) == (first == NULL));
         assert(!first || block->freed_epoch == 0 || first->prev->freed_epoch <= block->freed_epoch);
         DL_APPEND(first, block);
@@ -338,7 +338,7 @@ GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_arena *arena, struct gr_block *blo
         struct gr_context *context = arena->context;
         uint64_t ptr = 0;
 
-        if (context->core->config.pool != GR_POOL_AUTO || block->flags != GR_BLOCK_SPLIT)
+        if (context->core->config.pool != GR_POOL_AUTO || block->flags != GR_BLOCK_RANGE)
                 return 0;
         gr_arena_lock(arena);
         if (may_hit(context) && atomic_load(&block->state) == GR_BLOCK_CACHED &&
@@ -380,7 +380,7 @@ static inline __attribute__((always_inline)) bool take_back(struct gr_arena *are
         if (__builtin_expect(
                     !block || block->ptr != ptr || atomic_load_explicit(&block->flags, memory_order_relaxed) != flags ||
                             gr_fence_is_broken(fence) || gr_fence_overflow(fence) || gr_thread.bypass_until_ns ||
-                            (flags == GR_BLOCK_SPLIT && !gr_arena_fastbins_have_room(arena, block->capacity_bytes)),
+                            (flags == GR_BLOCK_RANGE && !gr_arena_fastbins_have_room(arena, block->capacity_bytes)),
                     0)) {
                 gr_arena_unlock(arena);
                 return false;
@@ -389,7 +389,7 @@ static inline __attribute__((always_inline)) bool take_back(struct gr_arena *are
         *place = NULL;
         block->freed_epoch = note_freed(arena, fence, block->capacity_bytes, ret_should_close);
         atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_release);
-        if (flags == GR_BLOCK_SPLIT)
+        if (flags == GR_BLOCK_RANGE)
                 gr_fastbin_take_back(&arena->fastbins, block);
         else
                 put_in_bin(arena, block);
@@ -402,9 +402,9 @@ GR_HOT_CODE static __attribute__((noinline)) struct gr_context *
 take_back_split(struct gr_core *core, struct gr_arena *arena, uint64_t ptr, bool *ret_should_close)
 {
         if (core->config.pool != GR_POOL_AUTO || core->config.reuse == GR_REUSE_SYNC || !arena ||
-            !gr_pool_kind_is_split(arena->context))
+            !gr_pool_kind_has_segments(arena->context))
                 return NULL;
-        return take_back(arena, ptr, GR_BLOCK_SPLIT, ret_should_close) ? arena->context : NULL;
+        return take_back(arena, ptr, GR_BLOCK_RANGE, ret_should_close) ? arena->context : NULL;
 }
 
 GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_should_close)

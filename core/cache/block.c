@@ -60,7 +60,7 @@ void gr_block_restore(struct gr_core *core, struct gr_block *block)
 
 void gr_block_uncharge(struct gr_block *block)
 {
-        if (block->flags & GR_BLOCK_SPLIT)
+        if (block->flags & GR_BLOCK_RANGE)
                 return; /* its segment is charged, and released as a whole */
         if (block->flags & GR_BLOCK_HOST)
                 gr_budget_uncharge(block->context->core->host, GR_MEMORY_HOST,
@@ -105,7 +105,7 @@ void gr_block_keep_charged(struct gr_block *block)
 
         gr_lock_rank_assert_free_from(GR_RANK_GATE);
         assert(!gr_block_is_live(block));
-        assert(!(block->flags & (GR_BLOCK_SPLIT | GR_BLOCK_HOST | GR_BLOCK_SPILLED))); /* an allocation of the driver */
+        assert(!(block->flags & (GR_BLOCK_RANGE | GR_BLOCK_HOST | GR_BLOCK_SPILLED))); /* an allocation of the driver */
         if (!gr_budget_limited(context->device)) {
                 gr_budget_uncharge_block(context->device, block->ptr, block->capacity_bytes);
                 gr_block_delete(block);

@@ -113,7 +113,7 @@ static inline void gr_fastbin_enter(struct gr_fastbins *fastbins, struct gr_bloc
         struct gr_fastbin_list *list = &fastbins->lists[index];
 
         gr_lock_rank_assert_held(GR_RANK_ARENA);
-        assert(block->flags & GR_BLOCK_SPLIT);
+        assert(block->flags & GR_BLOCK_RANGE);
         assert(!gr_block_is_live(block)); /* CACHED, or GONE by now */
         block->prev = list->last;
         block->next = NULL;

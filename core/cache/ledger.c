@@ -189,7 +189,7 @@ int gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr, struct gr_context *
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         block = find_locked(shard, hash, ptr);
-        if (block && !(block->flags & GR_BLOCK_SPLIT))
+        if (block && !(block->flags & GR_BLOCK_RANGE))
                 rc = take_stale(shard, hash, ptr, quiesced, ret_stale);
         else
                 *ret_stale = NULL;
@@ -300,7 +300,7 @@ int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info 
                         .exported = block->flags & GR_BLOCK_EXPORTED,
                         .spilled = block->flags & GR_BLOCK_SPILLED,
                         .host = block->flags & GR_BLOCK_HOST,
-                        .split = block->flags & GR_BLOCK_SPLIT,
+                        .split = block->flags & GR_BLOCK_RANGE,
                         .sync = block->flags & GR_BLOCK_SYNC,
                         .kind = block->kind,
                 };
@@ -321,7 +321,7 @@ void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts
                             block->context->ordinal != device)
                                 continue;
                         counts[block->class]++;
-                        bytes[block->class] += block->flags & GR_BLOCK_SPLIT
+                        bytes[block->class] += block->flags & GR_BLOCK_RANGE
                                                        ? block->capacity_bytes
                                                        : gr_footprint_bytes(block->capacity_bytes);
                 }

@@ -32,9 +32,9 @@ enum gr_block_flags {
         GR_BLOCK_EXPORTED = 1, /* known outside (IPC, RDMA, attributes set): its free goes to the driver */
         GR_BLOCK_SPILLED = 2,  /* host memory in place of the device's; constant */
         GR_BLOCK_HOST = 4,     /* pinned host memory (pinned.h); constant */
-        GR_BLOCK_SPLIT = 8,    /* a range of a segment (split.h), not an allocation of its own; constant */
+        GR_BLOCK_RANGE = 8,    /* a range of a segment (split.h), not an allocation of its own; constant */
         GR_BLOCK_SYNC = 16,    /* what the program has set as SYNC_MEMOPS, where the driver does not keep it */
-        GR_BLOCK_GRAPH = 32,   /* with GR_BLOCK_SPLIT: of a graph segment (segment/graph_segments.h); constant */
+        GR_BLOCK_GRAPH = 32,   /* with GR_BLOCK_RANGE: of a graph segment (segment/graph_segments.h); constant */
 };
 
 /*
@@ -89,7 +89,7 @@ static inline void gr_block_delete(void *block)
 
 _Static_assert(GR_BLOCK_GONE < 1u << GR_HOME_SHIFT, "the state is in the bits below the home");
 _Static_assert((GR_SHARDS + 1) << GR_HOME_SHIFT <= UINT16_MAX, "and both have 16 bits");
-_Static_assert((GR_BLOCK_EXPORTED | GR_BLOCK_SPILLED | GR_BLOCK_HOST | GR_BLOCK_SPLIT | GR_BLOCK_SYNC |
+_Static_assert((GR_BLOCK_EXPORTED | GR_BLOCK_SPILLED | GR_BLOCK_HOST | GR_BLOCK_RANGE | GR_BLOCK_SYNC |
                 GR_BLOCK_GRAPH) <= UINT8_MAX,
                "a byte of flags");
 _Static_assert(sizeof(struct gr_block) <= GR_BLOCK_ROOM, "each block is allocated with so much");

@@ -36,8 +36,8 @@ static inline bool gr_pool_kind_in_expandable(struct gr_core *core, uint64_t ptr
                 ptr - atomic_load_explicit(&core->expandable_ptrs[1], memory_order_relaxed) < bytes);
 }
 
-/* Whether new requests are served by split. */
-static inline bool gr_pool_kind_is_split(struct gr_context *context)
+/* Whether split serves new requests: pool kinds split and auto, where it could begin. */
+static inline bool gr_pool_kind_has_segments(struct gr_context *context)
 {
         return __builtin_expect(atomic_load_explicit(&context->split_active, memory_order_relaxed), 0);
 }
@@ -51,7 +51,7 @@ static inline bool gr_pool_kind_split_serves(struct gr_context *context, size_t 
 {
         size_t least;
 
-        if (!gr_pool_kind_is_split(context))
+        if (!gr_pool_kind_has_segments(context))
                 return false;
         least = atomic_load_explicit(&context->split_least_bytes, memory_order_relaxed);
         return bytes > least || (least < GR_SMALL_MAX_BYTES && !gr_fence_barrier_is_cheap(context->fence));

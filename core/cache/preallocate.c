@@ -56,7 +56,7 @@ static unsigned threads_of(struct gr_context *context)
 
 static uint32_t class_blocks(struct gr_context *context, size_t block_bytes)
 {
-        if (!gr_pool_kind_is_split(context) || threads_of(context) >= MANY_THREADS)
+        if (!gr_pool_kind_has_segments(context) || threads_of(context) >= MANY_THREADS)
                 return CLASS_BLOCKS;
         return (uint32_t)gr_min(gr_max(GR_PAGE_BYTES / block_bytes, SPLIT_BLOCKS), CLASS_BLOCKS);
 }

@@ -74,7 +74,7 @@ static struct gr_segment *new_segment(struct gr_context *context, enum gr_expand
         range->block.ptr = ptr;
         range->block.capacity_bytes = bytes;
         range->block.context = context;
-        range->block.flags = GR_BLOCK_SPLIT;
+        range->block.flags = GR_BLOCK_RANGE;
         return segment;
 }
 

@@ -216,13 +216,13 @@ struct gr_block *gr_graph_range_cut(struct gr_block *block, size_t bytes)
         struct gr_range *range = gr_range_of(block), *rest = NULL;
         struct gr_context *context = block->context;
 
-        assert(block->flags == GR_BLOCK_SPLIT && block->capacity_bytes >= bytes);
+        assert(block->flags == GR_BLOCK_RANGE && block->capacity_bytes >= bytes);
         bytes = gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
         gr_lock(&context->split->lock);
         if (gr_block_state(block) != GR_BLOCK_GONE && block->capacity_bytes > bytes)
                 rest = gr_range_cut(range, bytes);
         if (rest) {
-                gr_block_begin_cached(&rest->block, gr_class_of(rest->block.capacity_bytes), GR_BLOCK_SPLIT);
+                gr_block_begin_cached(&rest->block, gr_class_of(rest->block.capacity_bytes), GR_BLOCK_RANGE);
                 if (gr_segments_list(context, &rest->block)) {
                         block->class = (uint8_t)gr_class_of(bytes);
                         count_cut(range->segment, 1);
@@ -257,7 +257,7 @@ struct gr_block *gr_graph_range_join(struct gr_block *block, gr_graph_range_leav
         struct gr_range *range = gr_range_of(block);
         struct gr_split *split = block->context->split;
 
-        assert(block->flags == GR_BLOCK_SPLIT);
+        assert(block->flags == GR_BLOCK_RANGE);
         gr_lock(&split->lock);
         if (gr_block_state(block) != GR_BLOCK_GONE) { /* else its segment has gone, too */
                 if (may_leave(range->after, leaves, arg))
@@ -276,7 +276,7 @@ bool gr_graph_range_is_small(struct gr_block *block)
         struct gr_split *split = block->context->split;
         bool small;
 
-        assert(block->flags & GR_BLOCK_SPLIT);
+        assert(block->flags & GR_BLOCK_RANGE);
         gr_lock(&split->lock);
         small = gr_block_state(block) != GR_BLOCK_GONE && gr_range_of(block)->segment->small;
         gr_unlock(&split->lock);

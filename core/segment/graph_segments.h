@@ -49,7 +49,7 @@ void gr_graph_segments_context_gone(struct gr_context *context);
  */
 
 /*
- * Shortens block, whose only flag is GR_BLOCK_SPLIT, to bytes, at most its capacity, rounded up to
+ * Shortens block, whose only flag is GR_BLOCK_RANGE, to bytes, at most its capacity, rounded up to
  * GR_SPLIT_UNIT_BYTES. Returns the rest as a block, which is the caller's, too. NULL: there is no rest, or no host
  * memory for its structure; block is unchanged.
  */
@@ -62,7 +62,7 @@ struct gr_block *gr_graph_range_cut(struct gr_block *block, size_t bytes);
 typedef bool gr_graph_range_leaves(struct gr_block *adjacent, void *arg);
 
 /*
- * Merges block, whose only flag is GR_BLOCK_SPLIT, with the ranges right before and behind it for which leaves is true.
+ * Merges block, whose only flag is GR_BLOCK_RANGE, with the ranges right before and behind it for which leaves is true.
  * Returns the merged block; the structures of the others are freed. Cannot fail.
  */
 struct gr_block *gr_graph_range_join(struct gr_block *block, gr_graph_range_leaves *leaves, void *arg);

@@ -200,7 +200,7 @@ GR_HOT_CODE bool gr_segments_list(struct gr_context *context, struct gr_block *b
         gr_assert_locked(&context->split->lock);
         if (gr_block_add(context->core, block, &stale))
                 return false;
-        if (stale && !(stale->flags & GR_BLOCK_SPLIT)) {
+        if (stale && !(stale->flags & GR_BLOCK_RANGE)) {
                 gr_budget_uncharge_block(stale->context->device, stale->ptr, stale->capacity_bytes);
                 gr_block_delete(stale);
         }
@@ -217,7 +217,7 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         assert(bytes > 0 && bytes % GR_SPLIT_UNIT_BYTES == 0 && bytes <= block->capacity_bytes);
         assert(range->segment->small == gr_is_small(bytes) || range->segment->graph);
         /* The class is for the report of the largest holders. */
-        gr_block_begin_cached(block, gr_class_of(bytes), GR_BLOCK_SPLIT | (range->segment->graph ? GR_BLOCK_GRAPH : 0));
+        gr_block_begin_cached(block, gr_class_of(bytes), GR_BLOCK_RANGE | (range->segment->graph ? GR_BLOCK_GRAPH : 0));
         if (!gr_segments_list(context, block)) {
                 gr_range_free(split, range);
                 return NULL;
@@ -323,7 +323,7 @@ int gr_segment_take(struct gr_context *context, size_t bytes, struct gr_segment 
         range->block.ptr = ptr;
         range->block.capacity_bytes = bytes;
         range->block.context = context;
-        range->block.flags = GR_BLOCK_SPLIT;
+        range->block.flags = GR_BLOCK_RANGE;
         *ret_segment = segment;
         return 0;
 fail:

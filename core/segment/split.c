@@ -518,7 +518,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, unsigned fl
         uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
         bool fastbin, at_once = false;
 
-        assert(block->flags & GR_BLOCK_SPLIT && !gr_block_has_home(block));
+        assert(block->flags & GR_BLOCK_RANGE && !gr_block_has_home(block));
         if (epoch == GR_SPLIT_NEVER)
                 end_fastbins(context);
         gr_lock(&split->lock);

@@ -25,7 +25,7 @@ static void test_auto(void)
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
         ptr = gpu_take(50 * MIB);
-        GR_CHECK_EQ(gr_pool_kind_is_split(context), gpu_mapping);
+        GR_CHECK_EQ(gr_pool_kind_has_segments(context), gpu_mapping);
         GR_CHECK_EQ(gr_ledger_find(core.ledger, ptr, &info), 0);
         GR_CHECK_EQ(info.split, gpu_mapping);
         gpu_give(ptr, 50 * MIB);
@@ -33,8 +33,10 @@ static void test_auto(void)
         gpu_end();
 }
 
-/* Where the driver has addresses for one expandable segment only, bins serve what would be in the other one. What is free
- * in the one that there is goes on serving. */
+/*
+ * Where the driver has addresses for one expandable segment only, bins serve what would be in the other one. What is
+ * free in the one that there is goes on serving.
+ */
 static void test_one_refused(void)
 {
         struct gr_block_info info = {0};
@@ -197,8 +199,8 @@ static void test_spares_at_limit(enum gr_pool_kind pool)
 }
 
 /*
- * Where a barrier costs streams their overlap, a range waits for its event. A loop over a small block uses the slack, so
- * that one look at the events readies many.
+ * Where a barrier costs streams their overlap, a range waits for its event. A loop over a small block uses the slack,
+ * so that one look at the events readies many.
  */
 static void test_dear(void)
 {
