@@ -76,12 +76,17 @@ static uint64_t missing_bytes(struct climb *climb)
         return have < need ? need - have : need;
 }
 
+static bool is_optional(const struct climb *climb)
+{
+        return climb->request && climb->request->optional;
+}
+
 /* Notes the result rc of a try, and returns it. A request counts as one limit hit, however often it is tried. */
 static int note(struct climb *climb, int rc)
 {
         if (gr_is_out_of_memory(rc))
                 climb->error = rc;
-        if (rc == -EDQUOT && !climb->met_limit) {
+        if (rc == -EDQUOT && !climb->met_limit && !is_optional(climb)) {
                 climb->met_limit = true;
                 gr_count(climb->context->core, GR_COUNTER_limit_hits, 1);
         }
@@ -401,6 +406,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
 {
         struct gr_context *context = climb->context;
         struct gr_core *core = context->core;
+        enum gr_rung end = is_optional(climb) ? GR_RUNG_DROP : GR_RUNG_FAIL;
         int rc = note(climb, climb->error);
         GR_NO_CANCEL; /* the request is tried with the device's ladder_lock held */
 
@@ -416,9 +422,9 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                 rc = try_again(climb, ret_block);
         }
 
-        for (enum gr_rung rung = GR_RUNG_READY; rung < GR_RUNG_FAIL && gr_is_out_of_memory(rc); rung++)
+        for (enum gr_rung rung = GR_RUNG_READY; rung < end && gr_is_out_of_memory(rc); rung++)
                 rc = from(climb, rung, ret_block);
-        if (gr_is_out_of_memory(rc))
+        if (gr_is_out_of_memory(rc) && !is_optional(climb))
                 fail(climb);
         return rc;
 }

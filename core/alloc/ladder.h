@@ -33,9 +33,10 @@ struct gr_context;
 struct gr_source_request;
 
 /*
- * The whole ladder for a request that found neither a usable block nor fresh memory. first_error: -ENOMEM of the driver
- * or -EDQUOT of the budget. 0: the caller owns *ret_block and hands it out. -ENOMEM or -EDQUOT after FAIL, or another
- * error of the driver. May wait for the GPU and call reclaimables: no lock of core/ is held.
+ * The ladder for a request that found neither a usable block nor fresh memory: all of it or, where request->optional,
+ * up to SYNC and without FAIL. first_error: -ENOMEM of the driver or -EDQUOT of the budget. 0: the caller owns
+ * *ret_block and hands it out. -ENOMEM or -EDQUOT after the last rung, or another error of the driver. May wait for the
+ * GPU and call reclaimables: no lock of core/ is held.
  */
 int gr_ladder_climb(struct gr_source_request *request, int first_error, struct gr_block **ret_block);
 

@@ -173,7 +173,8 @@ static struct gr_block *take_cached(struct gr_source_request *request)
 }
 
 /* The slow path, whose steps pool.h lists. With allocate, which chooses the size, only steps 4 and 5. */
-static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg, uint64_t *ret_ptr)
+static int alloc(struct gr_context *context, size_t bytes, bool optional, gr_source_allocate *allocate, void *arg,
+                 uint64_t *ret_ptr)
 {
         bool cached = !allocate && context->core->config.pool != GR_POOL_NONE;
         struct gr_source_request request;
@@ -186,6 +187,7 @@ static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *a
         if (bytes > GR_BLOCK_MAX_BYTES)
                 return -E2BIG;
         request = gr_source_request(context, bytes, allocate, arg);
+        request.optional = optional;
         do {
                 block = cached ? take_cached(&request) : NULL;
                 if (!block) {
@@ -202,26 +204,35 @@ static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *a
         return 0;
 }
 
-int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
+static int alloc_fast_or_slow(struct gr_context *context, size_t bytes, bool optional, uint64_t *ret_ptr)
 {
         uint64_t ptr = bytes <= GR_BLOCK_MAX_BYTES ? gr_pool_alloc_fast(context, bytes) : 0;
 
-        if (__builtin_expect(ptr != 0, 1)) {
-                *ret_ptr = ptr;
-                return 0;
-        }
-        return gr_pool_alloc_slow(context, bytes, ret_ptr);
+        if (__builtin_expect(ptr == 0, 0))
+                return alloc(context, bytes, optional, NULL, NULL, ret_ptr);
+        *ret_ptr = ptr;
+        return 0;
+}
+
+int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
+{
+        return alloc_fast_or_slow(context, bytes, false, ret_ptr);
+}
+
+int gr_pool_alloc_optional(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
+{
+        return alloc_fast_or_slow(context, bytes, true, ret_ptr);
 }
 
 GR_HOT_CODE int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
-        return alloc(context, bytes, NULL, NULL, ret_ptr);
+        return alloc(context, bytes, false, NULL, NULL, ret_ptr);
 }
 
 int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_source_allocate *allocate, void *arg,
                      uint64_t *ret_ptr)
 {
-        return alloc(context, expected_bytes, allocate, arg, ret_ptr);
+        return alloc(context, expected_bytes, false, allocate, arg, ret_ptr);
 }
 
 /*

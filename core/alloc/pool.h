@@ -23,6 +23,9 @@
  */
 int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
+/* As gr_pool_alloc, where less would do: the ladder ends before DROP, and a failure is neither reported nor counted. */
+int gr_pool_alloc_optional(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
+
 /* The fast path of gr_pool_alloc; 0 < bytes <= GR_BLOCK_MAX_BYTES. 0: gr_pool_alloc_slow has to go on. */
 static inline uint64_t gr_pool_alloc_fast(struct gr_context *context, size_t bytes)
 {

@@ -269,9 +269,9 @@ void gr_debug_watch(struct gr_context *context, CUdeviceptr ptr, size_t bytes, s
 int gr_debug_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
         size_t zone_bytes = gr_options.guard ? 2 * ZONE_BYTES - 1 - (bytes + ZONE_BYTES - 1) % ZONE_BYTES : 0;
-        int rc = gr_pool_alloc(context, bytes + zone_bytes, ret_ptr);
+        int rc = zone_bytes ? gr_pool_alloc_optional(context, bytes + zone_bytes, ret_ptr) : -ENOMEM;
 
-        if (zone_bytes && (rc == -ENOMEM || rc == -EDQUOT || rc == -E2BIG)) {
+        if (rc == -ENOMEM || rc == -EDQUOT || rc == -E2BIG) {
                 zone_bytes = 0;
                 rc = gr_pool_alloc(context, bytes, ret_ptr);
         }

@@ -89,6 +89,11 @@ for settings in "$fill" "$guard" "$keep" "$fill $guard $keep"; do
         run full GRSIM_MEMORY=256MiB GPURECLAIM_LOG=silent $settings
         grep -q "about as often again" out || fail "$pool, full, $settings"
 done
+run full GRSIM_MEMORY=256MiB GPURECLAIM_LOG=info GPURECLAIM_WAIT=1ms $guard
+for what in 'an allocation of .* failed' 'waiting up to'; do
+        [ "$(grep -c "$what" err)" -eq 2 ] || fail "$pool, full: not two of '$what'"
+done
+grep -q '"failures": *2\b' stats || fail "$pool, full: not two failures"
 # (The simulated device ends a program that writes to memory that the driver has.)
 [ "$pool" = none ] || for mode in overrun far at-exit after after-end; do
         run $mode A=B
