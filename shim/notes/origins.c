@@ -346,45 +346,6 @@ uint32_t gr_origins_stack(uint64_t address)
         return found.block ? blocks[found.block - 1].stack : 0;
 }
 
-/* Writes a frame as `gpureclaim leaks` does without the tools that name lines. Returns its length, as snprintf. */
-static int frame_text(uint64_t frame, const char *before, char *buf, size_t buf_bytes)
-{
-        uint64_t record =
-                frame & GR_ORIGINS_IS_PYTHON ? frame & ~GR_ORIGINS_IS_PYTHON : frame >> GR_ORIGINS_MODULE_SHIFT;
-        const void *at = (const char *)header + 8 * record;
-
-        if (!record)
-                return snprintf(buf, buf_bytes, "%s0x%llx", before, (unsigned long long)frame);
-        if (frame & GR_ORIGINS_IS_PYTHON) {
-                const struct gr_origins_python *python = at;
-                const char *name = python->name_and_file;
-
-                return snprintf(buf, buf_bytes, "%s%s (%s:%u)", before, name, name + strlen(name) + 1, python->line);
-        }
-        const struct gr_origins_module *module = at;
-        const char *slash = strrchr(module->path, '/');
-
-        return snprintf(buf, buf_bytes, "%s%s+0x%llx", before, slash ? slash + 1 : module->path,
-                        (unsigned long long)(frame & GR_ORIGINS_ADDRESS_MASK));
-}
-
-void gr_origins_text(uint32_t stack, char *buf, size_t buf_bytes)
-{
-        const struct gr_origins_stack *record = stack ? (const void *)((const char *)header + 8 * (size_t)stack) : NULL;
-        size_t count = record ? (record->head.bytes - sizeof(*record)) / sizeof(record->frames[0]) : 0, used = 0;
-
-        buf[0] = '\0';
-        for (size_t i = 0; i < count && used < buf_bytes; i++) {
-                int length = frame_text(record->frames[i], i ? " < " : "", buf + used, buf_bytes - used);
-
-                if (length < 0 || (size_t)length >= buf_bytes - used) {
-                        buf[used] = '\0'; /* whole frames only */
-                        return;
-                }
-                used += (size_t)length;
-        }
-}
-
 void gr_origins_context_gone(void)
 {
         uint64_t count = atomic_load(&header->blocks);
@@ -457,6 +418,26 @@ static void add_place(char *ret, size_t bytes, uint64_t frame)
         slash = strrchr(path, '/');
         snprintf(ret + used, bytes - used, "%.60s%s0x%llx", slash ? slash + 1 : path, module ? "+" : "",
                  (unsigned long long)(frame & GR_ORIGINS_ADDRESS_MASK) - 1); /* the call */
+}
+
+void gr_origins_text(uint32_t stack, char *buf, size_t buf_bytes)
+{
+        struct frames frames = stack ? frames_of(stack) : (struct frames){0};
+        size_t used = 0;
+
+        buf[0] = '\0';
+        for (size_t i = 0; i < frames.count; i++) {
+                char place[128] = "";
+                int length;
+
+                add_place(place, sizeof(place), frames.list[i]);
+                length = snprintf(buf + used, buf_bytes - used, "%s%s", i ? " < " : "", place);
+                if ((size_t)length >= buf_bytes - used) {
+                        buf[used] = '\0'; /* whole places only */
+                        return;
+                }
+                used += (size_t)length;
+        }
 }
 
 /*

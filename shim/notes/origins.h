@@ -29,7 +29,10 @@ void gr_origins_remove(uint64_t address, struct gr_origins_found found);
 /* The number of the stack that allocated the block; 0: not noted. It stays when the block is removed. */
 uint32_t gr_origins_stack(uint64_t address);
 
-/* Writes the stack's innermost frames in one line, as much as has room; nothing for 0. buf_bytes > 0. */
+/*
+ * Writes the stack's innermost places in one line, as many as have room; nothing for 0. Where it has functions of
+ * Python, only these. buf_bytes > 0.
+ */
 void gr_origins_text(uint32_t stack, char *buf, size_t buf_bytes);
 
 /* A context has ended, and its memory with it: removes the blocks that the pool does not know any more. */

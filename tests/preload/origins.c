@@ -21,6 +21,7 @@
  *   loading    first() in another thread, for which the constructor of the first library waits
  *   refused    as killed, but second(), kept_by_thread() and medium() keep a block before that, and first() one of a
  *              second device; then both are asked for 16 GiB in vain
+ *   overrun    main() gets two blocks from kept_by_thread(), writes behind one of them and frees it
  *   contexts   keeps ten blocks of 1 MiB in a context that it destroys, and one from second() in another
  *   frames     second(), then loads the library, origins_interpreter.c, and calls first() below its frames, which are
  *              as HOW says
@@ -412,6 +413,13 @@ int main(int argc, char **argv)
                 be_refused();
                 GR_MUST(cuCtxSetCurrent(context));
                 be_refused();
+        } else if (strcmp(mode, "overrun") == 0) {
+                CUdeviceptr ptr = 0;
+
+                for (int i = 0; i < 2; i++)
+                        ptr = kept_by_thread();
+                GR_MUST(cuMemsetD8(ptr + 4096, 7, 4));
+                GR_MUST(cuMemFree(ptr));
         } else if (strcmp(mode, "contexts") == 0) {
                 CUcontext other;
 

@@ -64,6 +64,17 @@ def refused():
         pass
 
 
+def overrun():
+    """Writes behind a block of Model.step and frees it, below functions with long names."""
+    scope = {"step": Model().step}
+    names = ["x" * 700, "y" * 700]
+    for inner, outer in zip(["step", *names], names):
+        exec(compile(f"def {outer}():\n    return {inner}()", "long.py", "exec"), scope)
+    ptr = scope[names[-1]]()
+    check(cuda.cuMemsetD8_v2(ctypes.c_uint64(ptr.value + (1 << 20)), 7, ctypes.c_size_t(4)))
+    free(ptr)
+
+
 def made():
     """Functions that come and go at one address, each with a leak of its own."""
     for i in range(40):

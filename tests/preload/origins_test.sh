@@ -336,6 +336,12 @@ run GPURECLAIM_BACKTRACE=full env GPURECLAIM_SPILL=64MiB "${refused[@]/2GiB/8MiB
 [ "$(grep -c "allocated by:" err)" -eq 2 ] || fail "refused, spill: no origins"
 grep -q "10.000 MiB in 10 blocks" err && fail "refused, spill: all of first()"
 
+# What the debug aids find has the same places, with those that called them.
+run GPURECLAIM_BACKTRACE=full env GPURECLAIM_GUARD=1 "$origins" overrun
+PATH=/nowhere "$command" leaks "$pid" >said
+places=$(sed -n 's/^ *[a-z_]* (\(origins+.*\))$/\1/p' said | head -n 2)
+grep -qF ": ${places/$'\n'/ < }" err || fail "overrun: not ${places/$'\n'/ < }"
+
 # Where the file cannot grow, or cannot be made, the program goes on.
 run GPURECLAIM_BACKTRACE=full sh -c "ulimit -f 70000; exec $origins threads"
 grep -q "cannot grow, later origins are lost: File too large" err && [ "$status" -eq 137 ] || fail "no room: $status"
@@ -399,6 +405,10 @@ for python in ${GR_TEST_PYTHONS:-python3.10 python3.11 python3.12 python3.13}; d
         p=${program##*/} f="called from"
         has "$python, refused" " by: allocate ($p) $f Model.step ($p): 10.000 MiB in 10 blocks; allocate ($p) $f größe \
 ($p): 4.000 MiB in 2 blocks; allocate ($p) $f generator ($p): 2.930 KiB in 1 block"
+        run GPURECLAIM_BACKTRACE=full env GPURECLAIM_GUARD=1 "$python" "$program" overrun
+        sed 's/:[0-9]*)/)/g' err >said
+        has "$python, overrun" ": allocate ($p) < Model.step ($p) < xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx (long.py) \
+< yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy (long.py) < overrun ($p) < <module> ($p)"
         run GPURECLAIM_BACKTRACE=full "$python" "$program" made
         "$command" leaks --all "$pid" >said
         [ "$(grep -c '^      leak\([0-9]*\) (leak\1.py:2)$' said)" -eq 40 ] || fail "$python, made"
