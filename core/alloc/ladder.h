@@ -50,7 +50,7 @@ int gr_ladder_climb_for(struct gr_context *context, size_t bytes, gr_ladder_atte
 
 /*
  * Before a call of the driver that fails badly on a full card: where the card has less than bytes and 64 MiB free,
- * cached blocks are returned to the driver.
+ * reclaimables give up what is idle, and cached blocks are returned to the driver.
  */
 void gr_ladder_make_room(struct gr_context *context, uint64_t bytes);
 

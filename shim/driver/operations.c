@@ -298,6 +298,7 @@ static int fill_or_read(CUcontext context, uint64_t ptr, unsigned char byte, voi
                 pop_context();
         }
         gr_operations_restore_captures(mode);
+        callbacks->going_on();
         return gr_errno_of(result);
 }
 

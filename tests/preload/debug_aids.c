@@ -14,17 +14,31 @@
  *              pitched block
  *   clean      none of it: each pair of lines must be as natively, and nothing is reported
  *   full       fills the card, frees, and fills it again: what is kept out of use must come back
+ *   neighbour  as full, in a child that waits then; this process needs what the child keeps out of use
+ *   managed    as full; then needs it for a pool of managed memory, of which a full card would end the program
  *   pairs N    allocates and frees N blocks of 1 MiB, and prints the nanoseconds that a pair takes
  */
 #include <cuda.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "check.h"
 
 static CUcontext context;
 static CUstream stream;
+
+static void begin(void)
+{
+        CUdevice device;
+
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDeviceGet(&device, 0));
+        GR_MUST(cuCtxCreate(&context, NULL, 0, device));
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+}
 
 static CUdeviceptr allocate(size_t bytes)
 {
@@ -220,6 +234,48 @@ static void full(void)
                 printf("full: %u times, then %u\n", count[0], count[1]);
 }
 
+/* Before there is a context. */
+static int neighbour(void)
+{
+        int freed[2], done[2], rc = 0;
+        char byte = 0;
+        pid_t child;
+
+        if (pipe(freed) != 0 || pipe(done) != 0)
+                return 1;
+        child = fork();
+        if (child == 0) {
+                close(done[1]);
+                begin();
+                full();
+                rc |= write(freed[1], &byte, 1) != 1 || read(done[0], &byte, 1) != 0;
+                return rc | GR_CHECK_RESULT();
+        }
+        close(freed[1]);
+        if (read(freed[0], &byte, 1) != 1)
+                return 1;
+        begin();
+        allocate(100 * MIB);
+        close(done[1]);
+        return waitpid(child, &rc, 0) != child || rc != 0 || GR_CHECK_RESULT();
+}
+
+static void managed(void)
+{
+#if CUDA_VERSION >= 13000
+        CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE};
+        CUmemoryPool pool;
+        CUdeviceptr ptr;
+
+        full();
+        GR_MUST(cuMemGetDefaultMemPool(&pool, &location, CU_MEM_ALLOCATION_TYPE_MANAGED));
+        GR_MUST(cuMemAllocFromPoolAsync(&ptr, 64 * MIB, pool, stream));
+        GR_MUST(cuMemFreeAsync(ptr, stream));
+#else
+        full();
+#endif
+}
+
 static void pairs(unsigned count)
 {
         struct timespec begin, end;
@@ -236,12 +292,10 @@ static void pairs(unsigned count)
 int main(int argc, char **argv)
 {
         const char *mode = argc > 1 ? argv[1] : "";
-        CUdevice device;
 
-        GR_MUST(cuInit(0));
-        GR_MUST(cuDeviceGet(&device, 0));
-        GR_MUST(cuCtxCreate(&context, NULL, 0, device));
-        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        if (strcmp(mode, "neighbour") == 0)
+                return neighbour();
+        begin();
         if (strcmp(mode, "overrun") == 0)
                 overrun_and_free(false, false);
         else if (strcmp(mode, "in-order") == 0)
@@ -260,6 +314,8 @@ int main(int argc, char **argv)
                 clean();
         else if (strcmp(mode, "full") == 0)
                 full();
+        else if (strcmp(mode, "managed") == 0)
+                managed();
         else if (strcmp(mode, "pairs") == 0 && argc > 2)
                 pairs((unsigned)atoi(argv[2]));
         else
