@@ -284,6 +284,7 @@ void gr_core_context_gone(struct gr_context *context)
         gr_pinned_context_gone(context);
         gr_lock(&core->contexts_lock);
         context->alive = false; /* from now on the structure may be used for another context */
+        atomic_fetch_add(&context->number, 1);
         atomic_store(&context->ending, 0);
         gr_unlock(&core->contexts_lock);
 }

@@ -68,10 +68,11 @@ struct gr_context {
         struct gr_decay *decay;
         _Atomic uint64_t preallocated_bytes; /* taken fresh to save fences (preallocate.h), and not given back */
 
-        void *handle; /* the driver's context; guarded by core->contexts_lock, constant while alive */
-        int ordinal;  /* of its device; constant */
-        bool alive;   /* guarded by core->contexts_lock */
-        bool joining; /* it is being added: not all fences cover its work yet; same lock */
+        void *handle;            /* the driver's context; guarded by core->contexts_lock, constant while alive */
+        int ordinal;             /* of its device; constant */
+        _Atomic uint32_t number; /* how many contexts had this structure before */
+        bool alive;              /* guarded by core->contexts_lock */
+        bool joining;            /* it is being added: not all fences cover its work yet; same lock */
         /* Threads that are about to destroy it: no visit begins meanwhile. Changed with the same lock held. */
         _Atomic unsigned ending;
         unsigned visitors; /* threads in gr_context_each; guarded likewise */

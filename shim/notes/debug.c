@@ -36,9 +36,10 @@ enum state {
 
 struct gr_debug_block {
         UT_hash_handle hh;
-        CUdeviceptr ptr;          /* key */
-        size_t bytes, zone_bytes; /* what the program asked for; what is behind that, 0: no red zone */
-        struct gr_context *context;
+        CUdeviceptr ptr;            /* key */
+        size_t bytes, zone_bytes;   /* what the program asked for; what is behind that, 0: no red zone */
+        struct gr_context *context; /* it may be another one's structure by now, with another number */
+        uint32_t context_number;
         uint64_t allocated_ns, freed_ns;
         uint32_t thread, stack; /* that allocated it; the stack is set when it is freed */
         enum state state;
@@ -54,6 +55,12 @@ static struct {
         uint64_t bytes;
 } kept[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 
+/* Whether the block's context still is. */
+static bool is_of(const struct gr_debug_block *block, const struct gr_context *context)
+{
+        return block->context == context && block->context_number == atomic_load(&context->number);
+}
+
 /* What is done with a block while its context cannot end. */
 struct visit {
         struct gr_debug_block *block;
@@ -68,7 +75,7 @@ static bool act_if_there(struct gr_context *context, void *arg)
 {
         struct visit *visit = arg;
 
-        if (context != visit->block->context)
+        if (!is_of(visit->block, context))
                 return true;
         visit->act(visit);
         visit->done = true;
@@ -259,6 +266,7 @@ void gr_debug_watch(struct gr_context *context, CUdeviceptr ptr, size_t bytes, s
         block->bytes = bytes;
         block->zone_bytes = zone_bytes;
         block->context = context;
+        block->context_number = atomic_load(&context->number);
         block->allocated_ns = gr_driver.now_ns();
         block->thread = (uint32_t)syscall(SYS_gettid);
         gr_lock(&lock);
@@ -398,7 +406,7 @@ static bool check_context(struct gr_context *context, void *arg)
         gr_lock(&lock);
         copies = calloc(HASH_COUNT(blocks) + 1, sizeof(*copies));
         HASH_ITER (hh, blocks, block, tmp)
-                if (copies && block->context == context && block->state != LEAVING && !block->is_reported)
+                if (copies && is_of(block, context) && block->state != LEAVING && !block->is_reported)
                         copies[count++] = *block;
         gr_unlock(&lock);
         for (size_t i = 0; i < count; i++) {
@@ -434,7 +442,7 @@ void gr_debug_context_gone(struct gr_context *context)
 
         gr_lock(&lock);
         HASH_ITER (hh, blocks, block, tmp)
-                if (block->context == context && block->state != LEAVING) {
+                if (block->context == context && !is_of(block, context) && block->state != LEAVING) {
                         stop_watching(block);
                         free(block);
                 }
