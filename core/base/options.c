@@ -222,8 +222,10 @@ const char *gr_option_values(const struct gr_option *option, char *buf, size_t b
         switch (option->kind) {
         case GR_KIND_SIZES:
         case GR_KIND_SIZE:
-                snprintf(buf, buf_bytes, "%s such as 4GiB, 512MB or 50%%%s or none",
-                         option->min > 0 ? "size above 0" : "size",
+                snprintf(least, sizeof(least), "%s", option->min > 0 ? " above 0" : "");
+                if (option->min > 1)
+                        snprintf(least, sizeof(least), " from %lldMiB", (long long)option->min >> 20);
+                snprintf(buf, buf_bytes, "size%s such as 4GiB, 512MB or 50%%%s or none", least,
                          option->kind == GR_KIND_SIZES ? "; per device 0=8GiB,1=25%;" : ",");
                 break;
         case GR_KIND_ENUM:
