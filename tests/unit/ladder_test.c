@@ -119,6 +119,50 @@ static void test_purge_and_drop(void)
         }
 }
 
+/* Of a request that less would do for: no state is dropped, and nothing is reported or counted. */
+static void test_optional(void)
+{
+        struct holder holder = {.holds_bytes = 40 * MIB};
+        struct gr_reclaimable reclaimable = {.name = "holder", .drop = let_go, .arg = &holder};
+        uint64_t ptr = 42;
+
+        start();
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
+        sg_hold(0, 40 * MIB, 0);
+        GR_CHECK_EQ(gr_pool_alloc_optional(context, 40 * MIB, &ptr), -ENOMEM);
+        GR_CHECK_EQ(ptr, 42);
+        check_tried_until(GR_RUNG_SYNC);
+        GR_CHECK_EQ(holder.calls, 0);
+        gr_budget_set_limit(device, GR_LIMIT_HARD, 20 * MIB);
+        GR_CHECK_EQ(gr_pool_alloc_optional(context, 40 * MIB, &ptr), -EDQUOT);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_limit_hits), 0);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_failures), 0);
+        for (int i = 0; i < 2; i++) { /* fresh, and from the cache */
+                GR_CHECK_EQ(gr_pool_alloc_optional(context, 4 * MIB, &ptr), 0);
+                sg_own(ptr, 4 * MIB);
+                free_ok(ptr);
+        }
+        sg_hold(0, 0, 0);
+        GR_CHECK_EQ(gr_reclaimable_unregister(&core, &reclaimable), 0);
+        finish();
+}
+
+/* What is idle makes room for the driver, also where nothing is cached. */
+static void test_make_room(void)
+{
+        struct holder holder = {.holds_bytes = 40 * MIB};
+        struct gr_reclaimable reclaimable = {.name = "holder", .purge = let_go, .arg = &holder};
+
+        start();
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
+        sg_hold(0, 40 * MIB, 0);
+        gr_ladder_make_room(context, MIB);
+        GR_CHECK_EQ(holder.calls, 1);
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        GR_CHECK_EQ(gr_reclaimable_unregister(&core, &reclaimable), 0);
+        finish();
+}
+
 static uint64_t to_give;
 
 static int give_ready(void *arg, int of_device, uint64_t want_bytes)
@@ -549,6 +593,8 @@ int main(void)
         test_fence();
         test_much_larger();
         test_purge_and_drop();
+        test_optional();
+        test_make_room();
         test_purged_block();
         test_trim();
         test_driver();
