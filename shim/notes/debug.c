@@ -1,6 +1,5 @@
 #include "notes/debug.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +12,6 @@
 #include "alloc/pool.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "fence/fence.h"
