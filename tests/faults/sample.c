@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 
 #define TWICE(x) ((x) + (x))
 
@@ -36,4 +37,13 @@ int sum(const int *values, size_t count)
         pthread_mutex_unlock(&lock);
         _Static_assert(sizeof(total) > 1, "nor is this one");
         return both(&(struct pair){sum, total}) ? sum : '0';
+}
+
+bool is_empty(const char *line);
+
+bool is_empty(const char *line)
+{
+        if (*line == '\n' || strcmp(line, "(none") == 0)
+                return true;
+        return false;
 }
