@@ -136,6 +136,12 @@ for option in TRACE STATS_FILE; do
         worked "$option beyond the largest file"
 done
 
+# A summary that cannot be written, for which there is no room.
+run plain GPURECLAIM_STATS_FILE=/dev/full 2>"$folder/err"
+worked "no room for the summary"
+grep -q 'GPURECLAIM_STATS_FILE: writing /dev/full failed: No space left on device$' "$folder/err" ||
+        fail "no room for the summary: no warning"
+
 # No report takes the number of a standard stream that the program does not have.
 run plain "GPURECLAIM_TRACE=$folder/in.trace" "GPURECLAIM_STATS_FILE=$folder/in.json" <&- 2>"$folder/err"
 worked "no standard input"
