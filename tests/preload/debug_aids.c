@@ -10,6 +10,7 @@
  *   after      frees a block of 4000 bytes, writes 8 bytes to it at +100, and allocates and frees others
  *   after-end  as after, but destroys the context at once
  *   after-exit as after, but exits at once
+ *   beside-exit  as overrun, but another thread frees the block while the end of the process looks at it
  *   unwritten  prints bytes of blocks that it has not written: of fresh memory, of memory that served before, and of a
  *              pitched block
  *   clean      none of it: each pair of lines must be as natively, and nothing is reported
@@ -19,8 +20,11 @@
  *   pairs N    allocates and frees N blocks of 1 MiB, and prints the nanoseconds that a pair takes
  */
 #include <cuda.h>
+#include <dlfcn.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -93,6 +97,34 @@ static void after(void)
         GR_MUST(cuMemFree(ptr));
         GR_MUST(cuMemsetD8(ptr + 100, 7, 8));
         GR_MUST(cuCtxSynchronize());
+}
+
+static pthread_t friend;
+static CUdeviceptr in_doubt;
+static unsigned long (*call_count)(const char *symbol);
+
+/* Frees once the library reads the block. */
+static void *free_beside(void *arg)
+{
+        GR_MUST(cuCtxSetCurrent(context));
+        while (call_count("cuMemcpyDtoHAsync_v2") == 0)
+                usleep(1000);
+        GR_MUST(cuMemFree(in_doubt));
+        return arg;
+}
+
+static void join_friend(void)
+{
+        pthread_join(friend, NULL);
+}
+
+static void beside_exit(void)
+{
+        *(void **)&call_count = dlsym(RTLD_DEFAULT, "grSimCallCount");
+        in_doubt = culprit(1000);
+        GR_MUST(cuMemsetD8(in_doubt + 1000, 7, 4));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(pthread_create(&friend, NULL, free_beside, NULL), 0);
 }
 
 static void churn(size_t bytes, unsigned rounds)
@@ -295,6 +327,10 @@ int main(int argc, char **argv)
 
         if (strcmp(mode, "neighbour") == 0)
                 return neighbour();
+        if (strcmp(mode, "beside-exit") == 0) {
+                GR_MUST(cuInit(0));
+                atexit(join_friend); /* after the library, and before the driver */
+        }
         begin();
         if (strcmp(mode, "overrun") == 0)
                 overrun_and_free(false, false);
@@ -306,6 +342,8 @@ int main(int argc, char **argv)
                 far();
         else if (strcmp(mode, "at-exit") == 0 || strcmp(mode, "at-end") == 0)
                 overrun();
+        else if (strcmp(mode, "beside-exit") == 0)
+                beside_exit();
         else if (strncmp(mode, "after", 5) == 0)
                 after();
         else if (strcmp(mode, "unwritten") == 0)

@@ -63,6 +63,9 @@ run at-exit $guard
 reported at-exit "$behind as the process ended; $at\$"
 run at-end $guard
 reported at-end "$behind as its context ended; $at\$"
+# Either the free or the end of the process reports it, and the other one does not.
+run beside-exit $guard GRSIM_LATENCY=cuMemcpyDtoHAsync=300ms
+[ "$(grep -cE "$behind" err)" -eq 1 ] || fail "$pool, beside-exit: not one report"
 
 freed="GPURECLAIM_QUARANTINE: 8 bytes were written to a freed block of 4000 bytes $address \+100; found"
 for also in A=B $fill $guard; do
