@@ -11,6 +11,7 @@
  *   after-end  as after, but destroys the context at once
  *   after-exit as after, but exits at once
  *   beside-exit  as overrun, but another thread frees the block while the end of the process looks at it
+ *   beside-destroy  as overrun, but the context is destroyed while another thread frees the block
  *   unwritten  prints bytes of blocks that it has not written: of fresh memory, of memory that served before, and of a
  *              pitched block
  *   clean      none of it: each pair of lines must be as natively, and nothing is reported
@@ -103,14 +104,20 @@ static pthread_t friend;
 static CUdeviceptr in_doubt;
 static unsigned long (*call_count)(const char *symbol);
 
-/* Frees once the library reads the block. */
-static void *free_beside(void *arg)
+static void await_look(void)
 {
-        GR_MUST(cuCtxSetCurrent(context));
         while (call_count("cuMemcpyDtoHAsync_v2") == 0)
                 usleep(1000);
+}
+
+/* At once, or once the library reads the block. */
+static void *free_beside(void *at_once)
+{
+        GR_MUST(cuCtxSetCurrent(context));
+        if (!at_once)
+                await_look();
         GR_MUST(cuMemFree(in_doubt));
-        return arg;
+        return NULL;
 }
 
 static void join_friend(void)
@@ -118,13 +125,25 @@ static void join_friend(void)
         pthread_join(friend, NULL);
 }
 
-static void beside_exit(void)
+static void beside(bool at_once)
 {
         *(void **)&call_count = dlsym(RTLD_DEFAULT, "grSimCallCount");
         in_doubt = culprit(1000);
         GR_MUST(cuMemsetD8(in_doubt + 1000, 7, 4));
         GR_MUST(cuCtxSynchronize());
-        GR_CHECK_EQ(pthread_create(&friend, NULL, free_beside, NULL), 0);
+        GR_CHECK_EQ(pthread_create(&friend, NULL, free_beside, at_once ? &friend : NULL), 0);
+}
+
+static void beside_destroy(CUdevice device)
+{
+        CUcontext other;
+
+        GR_MUST(cuCtxCreate(&other, NULL, 0, device));
+        GR_MUST(cuCtxSetCurrent(context));
+        beside(true);
+        await_look();
+        GR_MUST(cuCtxDestroy(context));
+        join_friend();
 }
 
 static void churn(size_t bytes, unsigned rounds)
@@ -343,7 +362,9 @@ int main(int argc, char **argv)
         else if (strcmp(mode, "at-exit") == 0 || strcmp(mode, "at-end") == 0)
                 overrun();
         else if (strcmp(mode, "beside-exit") == 0)
-                beside_exit();
+                beside(false);
+        else if (strcmp(mode, "beside-destroy") == 0)
+                beside_destroy(device);
         else if (strncmp(mode, "after", 5) == 0)
                 after();
         else if (strcmp(mode, "unwritten") == 0)

@@ -64,8 +64,12 @@ reported at-exit "$behind as the process ended; $at\$"
 run at-end $guard
 reported at-end "$behind as its context ended; $at\$"
 # Either the free or the end of the process reports it, and the other one does not.
-run beside-exit $guard GRSIM_LATENCY=cuMemcpyDtoHAsync=300ms
+slow=GRSIM_LATENCY=cuMemcpyDtoHAsync=300ms
+run beside-exit $guard $slow
 [ "$(grep -cE "$behind" err)" -eq 1 ] || fail "$pool, beside-exit: not one report"
+# A context ends only when its block has been looked at.
+run beside-destroy $guard $slow
+reported beside-destroy "$behind when it was freed; $at\$"
 
 freed="GPURECLAIM_QUARANTINE: 8 bytes were written to a freed block of 4000 bytes $address \+100; found"
 for also in A=B $fill $guard; do
