@@ -34,7 +34,7 @@ struct gr_group {
         int (*reserve)(void *arg, uint64_t bytes); /* 0, or -EDQUOT */
         void (*adjust)(void *arg, int64_t bytes);  /* changes the account, also beyond the limit */
         uint64_t (*room)(void *arg);               /* what reserve would grant now; GR_UNLIMITED: anything */
-        uint64_t (*excess)(void *arg);             /* how much all have beyond the limit, by adjust */
+        uint64_t (*excess)(void *arg);             /* by how much the account is beyond the limit, after adjust */
         void *arg;
 };
 
@@ -131,7 +131,7 @@ uint64_t gr_budget_uncharge_block(struct gr_device *device, uint64_t ptr, size_t
 int gr_budget_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes);
 void gr_budget_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes);
 
-/* As charge, also beyond the limit: for memory that the driver has given already. */
+/* As gr_budget_charge, also beyond the limit: for memory that the driver has given already. */
 void gr_budget_force(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes);
 
 /* What a pool of the driver has reserved, as last seen, and the unused part of it. */

@@ -54,7 +54,7 @@ struct gr_device {
         _Atomic uint64_t spilled_bytes; /* how much of it is in use now */
         _Atomic uint64_t graph_bytes;   /* freed, but parked for graphs (alloc/graph_hold.h) */
         _Atomic uint64_t executables;   /* executable graphs that the program made and did not destroy */
-        /* What the driver took while it made some, at least; part of its overhead. GR_UNLIMITED: not known. */
+        /* At least what the driver took while it made executables; part of its overhead. GR_UNLIMITED: not known. */
         _Atomic uint64_t executable_bytes;
         _Atomic uint64_t spill_begun, spill_ended; /* how many frees of spilled blocks have begun, and ended */
 

@@ -64,7 +64,7 @@ static void put_graphs(const uint64_t *figures, gr_sink *sink, void *arg)
         sink(line, (size_t)length, arg);
 }
 
-/* The driver keeps the memory for the next executables, so there may be some and no executable. */
+/* The driver keeps the memory of destroyed executables for the next ones: there may be memory and no executable. */
 static void put_executables(const uint64_t *figures, gr_sink *sink, void *arg)
 {
         uint64_t count = figures[GR_FIGURE_executables], bytes = figures[GR_FIGURE_executable];

@@ -40,7 +40,7 @@ void gr_graph_hold_retain(struct gr_graph_hold *hold);
 /* One user less. Takes no lock and makes no call: a callback of the driver may call it. */
 void gr_graph_hold_release(struct gr_graph_hold *hold);
 
-/* Puts block, which is the caller's, in no list and in no hold, into the hold: gr_graph_hold_park finds it there. */
+/* Notes hold as that of block, for gr_graph_hold_park. The caller owns block, which is in no list and has no hold. */
 void gr_graph_hold_own(struct gr_graph_hold *hold, struct gr_block *block);
 
 /*

@@ -86,7 +86,7 @@ static void add_largest(struct line *line, struct gr_core *core, struct gr_devic
                 add(line, "nothing");
 }
 
-/* Where the most of it was allocated. Returns whether that is known of any. */
+/* Adds where most of the live memory was allocated. False: that is not known. */
 static bool add_origins(struct line *line, gr_oom_find_origins *find, int device)
 {
         struct gr_oom_origin origins[GR_OOM_ORIGINS];

@@ -18,7 +18,7 @@
 #include "fence/fence.h"
 
 #define PEAK_LOOK_HITS 64 /* hits between looks at the peak of live memory */
-#define GENERATIONS    64 /* that an arena takes at once */
+#define GENERATIONS    64 /* an arena takes so many of them at once */
 /*
  * How much fastbins may hold in ranges above 1 MiB (gr_arena_fastbins_have_room); a share of 16 is a 16th of the peak
  * of live memory.
@@ -51,7 +51,7 @@ static __attribute__((noinline)) struct gr_arena *make_own(struct gr_context *co
                 return context->first_arena;
         arena->context = context;
         arena->shard = shard;
-        gr_arena_lock(arena); /* so that no thread of this shard puts a block into it before that is counted */
+        gr_arena_lock(arena); /* so that no thread of this shard puts a block into it before it is a keeper */
         if (atomic_compare_exchange_strong(&context->arenas[shard], &none, arena)) {
                 gr_budget_keep(context->device, &arena->cached);
                 gr_fastbins_begin(&arena->fastbins, context->device);

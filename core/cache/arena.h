@@ -44,7 +44,7 @@ struct gr_core;
 
 /*
  * Freed blocks of one class, oldest first. The arena's lock guards all fields. arena.c writes them, but fences and
- * cooldown are written by preallocate.c; arenas.c empties it when the context has gone.
+ * cooldown are written by preallocate.c; arenas.c empties the bin when the context has gone.
  */
 struct gr_bin {
         struct gr_block *blocks;
@@ -84,7 +84,7 @@ static inline struct gr_arena *gr_arena_at(struct gr_context *context, unsigned 
         return atomic_load_explicit(&context->arenas[shard], memory_order_acquire);
 }
 
-/* For a walk through all arenas of a context, beginning with first: the one after arena; NULL: that would be first. */
+/* For a walk through all arenas of a context, beginning with first: the one after arena; NULL: arena was the last. */
 static inline struct gr_arena *gr_arena_next(const struct gr_arena *arena, const struct gr_arena *first)
 {
         struct gr_arena *next = NULL;
@@ -158,8 +158,9 @@ uint32_t gr_arena_generation(struct gr_context *context);
 bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes);
 
 /*
- * Puts a block that the program freed on the slow path into a fastbin; and takes all blocks out of the fastbins, linked
- * by next, or NULL: they stay cached, on the device's own account.
+ * gr_arena_enter_fastbin puts a block that the program freed on the slow path into a fastbin. gr_arena_empty_fastbins
+ * takes all blocks out of the fastbins, linked by next; NULL: they are empty. The blocks stay cached, on the device's
+ * own account.
  */
 void gr_arena_enter_fastbin(struct gr_arena *arena, struct gr_block *block);
 struct gr_block *gr_arena_empty_fastbins(struct gr_arena *arena);
@@ -195,8 +196,8 @@ struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned 
 uint64_t gr_arena_oldest_epoch(struct gr_arena *arena, unsigned class);
 
 /*
- * Of the ranges in the fastbins that have exactly the size for a request of bytes, the oldest: takes it out if it is
- * usable, or NULL; or the epoch in which it was freed, 0: there is none.
+ * The oldest range in the fastbins that has exactly the size for a request of bytes. gr_arena_take_fastbin takes it out
+ * if it is usable, else returns NULL. gr_arena_fastbin_epoch returns the epoch in which it was freed; 0: there is none.
  */
 struct gr_block *gr_arena_take_fastbin(struct gr_arena *arena, size_t bytes);
 uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes);

@@ -13,7 +13,7 @@
 #include "context/context.h"
 #include "fence/fence.h"
 
-/* Quiesces the arenas of context instead of those of *quiesced, each of which may be NULL. */
+/* Quiesces the arenas of context instead of those of *quiesced. Both contexts may be NULL. */
 static void quiesce(struct gr_context **quiesced, struct gr_context *context)
 {
         assert(!context || context != *quiesced); /* the ledger asks for each once, or this would not end */

@@ -27,7 +27,7 @@
 
 /* The list keeps both ends, so that a block which enters touches no other block than the last. */
 struct gr_fastbin_list {
-        struct gr_block *first, *last; /* the oldest; by next and prev, NULL at the ends */
+        struct gr_block *first, *last; /* the oldest and the newest; linked by next and prev, NULL at the ends */
 };
 
 /* Zero bytes are empty lists. */
@@ -46,7 +46,7 @@ static inline void gr_fastbins_begin(struct gr_fastbins *fastbins, struct gr_dev
         gr_budget_keep(device, &fastbins->cached);
 }
 
-/* The bytes of all blocks, and of those above 1 MiB. Lock not held, or held. */
+/* The bytes of all blocks, and of those above 1 MiB. With or without the lock. */
 static inline uint64_t gr_fastbins_bytes(const struct gr_fastbins *fastbins)
 {
         return atomic_load_explicit(&fastbins->cached.bytes, memory_order_relaxed);

@@ -47,7 +47,7 @@ struct gr_block {
         size_t capacity_bytes;          /* what the driver was asked for */
         _Atomic size_t requested_bytes; /* what the program asked for; set before state turns LIVE: arena.c, ledger.c */
         struct gr_context *context;     /* the owner */
-        /* The open epoch when it was freed; guarded by the arena's lock while in a bin. Who caches it writes it. */
+        /* The open epoch when it was freed; guarded by the arena's lock while in a bin. Written by the one who caches it. */
         uint64_t freed_epoch;
         struct gr_block *prev, *next; /* in the list that has it, guarded and written as that list */
         _Atomic uint32_t generation;  /* another one each time it is handed out: gr_block_set_generation */
@@ -160,8 +160,8 @@ struct gr_ledger {
 
 /* What a block looked like at the time of the question. */
 struct gr_block_info {
-        struct gr_context *context; /* that it was allocated in; may have ended since */
-        size_t requested_bytes;     /* by the program, latest; may be less than capacity_bytes */
+        struct gr_context *context; /* in which it was allocated; may have ended since */
+        size_t requested_bytes;     /* what the program asked for last; may be less than capacity_bytes */
         size_t capacity_bytes;      /* what the block has */
         uint32_t generation;        /* another one each time it is handed out */
         bool live;                  /* the program's; else cached */

@@ -36,7 +36,7 @@ static inline bool gr_pool_kind_in_expandable(struct gr_core *core, uint64_t ptr
                 ptr - atomic_load_explicit(&core->expandable_ptrs[1], memory_order_relaxed) < bytes);
 }
 
-/* Whether split serves new requests: pool kinds split and auto, where it could begin. */
+/* Whether the context's split serves new requests: with pool kinds split and auto, if it could be set up. */
 static inline bool gr_pool_kind_has_segments(struct gr_context *context)
 {
         return __builtin_expect(atomic_load_explicit(&context->split_active, memory_order_relaxed), 0);

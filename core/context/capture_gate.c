@@ -28,7 +28,7 @@ void gr_gate_begin_enter(struct gr_gate *gate)
         for (unsigned n = 1; atomic_load(&gate->awaited) > 0; n++)
                 gr_lock_pause(n);
         gr_lock_rank_enter(GR_RANK_GATE, gate);
-        /* Before the lock, so that no new fence begins: readers may overtake a thread that waits for the lock. */
+        /* Counted before the lock is taken, so that no new fence begins: readers may overtake a waiting writer. */
         if (atomic_fetch_add(&gate->captures, 1) == 0)
                 atomic_fetch_add(&gate->times, 1);
         pthread_rwlock_wrlock(&gate->lock);

@@ -16,7 +16,7 @@ struct gr_gate {
         pthread_rwlock_t lock;        /* rank GR_RANK_GATE; shared: record, wait, sync; exclusive: a capture begins */
         _Atomic int captures;         /* open, or about to begin */
         _Atomic int awaited;          /* threads that wait for open captures to end: no capture begins meanwhile */
-        _Atomic unsigned times, vain; /* how often captures went from 0 to 1; its value at the last vain wait */
+        _Atomic unsigned times, vain; /* how often captures went from 0 to 1; times at the last vain wait */
 };
 
 /* The gate must consist of zero bytes. */
@@ -33,7 +33,7 @@ static inline bool gr_gate_is_open(struct gr_gate *gate)
 bool gr_gate_enter(struct gr_gate *gate);
 void gr_gate_leave(struct gr_gate *gate);
 
-/* For functions that are called inside the gate, on either side; nothing in release builds. */
+/* Asserts that the caller is inside the gate, on either side. Does nothing in release builds. */
 static inline void gr_assert_gate_entered(const struct gr_gate *gate)
 {
         gr_lock_assert_held(GR_RANK_GATE, gate);
@@ -54,8 +54,8 @@ void gr_gate_await_begin(struct gr_gate *gate);
 void gr_gate_await_end(struct gr_gate *gate);
 
 /*
- * Notes that a wait for the open captures ended while some were still open. gr_gate_is_vain: whether one did since
- * captures was last 0.
+ * Notes that a wait for the open captures ended in vain: some were still open. gr_gate_is_vain: whether that has
+ * happened since captures was last 0.
  */
 void gr_gate_note_vain(struct gr_gate *gate);
 bool gr_gate_is_vain(struct gr_gate *gate);

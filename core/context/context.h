@@ -72,7 +72,7 @@ struct gr_context {
         int ordinal;             /* of its device; constant */
         _Atomic uint32_t number; /* how many contexts had this structure before */
         bool alive;              /* guarded by core->contexts_lock */
-        bool joining;            /* it is being added: not all fences cover its work yet; same lock */
+        bool joining;            /* it is being added: not all fences cover its work yet; guarded likewise */
         /* Threads that are about to destroy it: no visit begins meanwhile. Changed with the same lock held. */
         _Atomic unsigned ending;
         unsigned visitors; /* threads in gr_context_each; guarded likewise */
@@ -131,12 +131,12 @@ struct gr_core {
         struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
         struct gr_context *contexts;
 
-        /* What graphs use (alloc/graph_hold.h); holds_lock guards the table and the number of the newest. */
+        /* The graph holds (alloc/graph_hold.h); holds_lock guards the table and holds_made, the newest one's number. */
         struct gr_lock holds_lock;
         struct gr_graph_hold *holds;
         unsigned holds_made;
-        _Atomic bool holds_over; /* one may have lost its last user */
-        /* Frees what was parked there: gr_pool_collect, which stands above much that needs the memory. Constant. */
+        _Atomic bool holds_over; /* a hold may have lost its last user */
+        /* gr_pool_collect, which frees parked blocks: for files that pool.c calls and that need the memory. Constant. */
         void (*collect)(struct gr_core *core);
 
         /* Called when the cache holds more than it may: gr_trim_excess must be called soon. May be NULL. */
@@ -178,7 +178,7 @@ struct gr_context *gr_context_find(struct gr_core *core, void *handle);
 struct gr_context *gr_context_find_locked(struct gr_core *core, void *handle);
 
 /*
- * Calls each alive context of device (-1: of all) in turn; the list may grow meanwhile. Stops where visit returns
+ * Calls visit for each alive context of device (-1: of all); the list may grow meanwhile. Stops where visit returns
  * false. No lock is held during the call.
  */
 void gr_context_each(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg), void *arg);

@@ -303,7 +303,7 @@ static int epoch_query(const struct gr_driver *driver, struct gr_epoch *epoch)
 
 /*
  * Sets *ret_count to the number of pending epochs that have passed. They pass in order, so this is a search: steps
- * double while epochs have passed, then halve. Returns as epoch_query. Fence lock held.
+ * double while epochs have passed, then halve. 0, or the driver's error. Fence lock held.
  */
 static int count_passed(struct gr_fence *fence, unsigned *ret_count)
 {

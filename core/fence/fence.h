@@ -77,7 +77,7 @@ struct gr_fence {
         _Atomic uint64_t usable_bytes; /* gr_fence_freed_bytes at the newest usable epoch */
         _Atomic uint64_t closed_bytes; /* gr_fence_freed_bytes at the newest closed epoch */
         _Atomic uint64_t closed_waits; /* core->waits_given before the newest closed epoch */
-        _Atomic uint64_t waits_over;   /* the same before the newest idle epoch: that many waits for others are over */
+        _Atomic uint64_t waits_over;   /* core->waits_given before the newest idle epoch: so many waits are over */
 
         /* A thread has the turn to fence: it lays a barrier or closes an epoch, and the others may use the result. */
         _Atomic bool turn_taken __attribute__((aligned(GR_LINE_BYTES)));
@@ -186,7 +186,7 @@ static inline uint64_t gr_fence_note_freed(struct gr_fence *fence, uint64_t byte
 }
 
 /*
- * As gr_fence_note_freed, for a block that goes into a bin of arena shard. Its lock is held: that was the full barrier.
+ * As gr_fence_note_freed, for a block that goes into a bin of arena shard. To take its lock was the full barrier.
  */
 static inline uint64_t gr_fence_note_freed_into(struct gr_fence *fence, unsigned shard, uint64_t bytes)
 {

@@ -67,8 +67,8 @@ static void copy_accessors(struct gr_fence *fence, struct drain *drain)
 }
 
 /*
- * As gr_fence_sync_by_driver, but while captures are open, and without the fence's lock: other threads may need it to
- * submit work that the GPU waits for. What is freed meanwhile belongs to a later epoch.
+ * As gr_fence_sync_by_driver, but works while captures are open, too. The fence's lock is not held during the wait:
+ * other threads may need it to submit work that the GPU waits for. What is freed meanwhile belongs to a later epoch.
  */
 static int drain(struct gr_fence *fence)
 {

@@ -23,8 +23,8 @@ int gr_fence_wait_work(struct gr_fence *fence);
 int gr_fence_wait_all(struct gr_fence *fence);
 
 /*
- * Waits for the context by a call of the driver: only after that does the driver give back what was freed in stream
- * order, even if events have passed. For work that is known to have finished. -EBUSY: a capture is open.
+ * Waits for the context by a call of the driver. Even if events have passed, the driver gives back what was freed in
+ * stream order only after such a call. For work that is known to have finished. -EBUSY: a capture is open.
  */
 int gr_fence_wait_driver(struct gr_fence *fence);
 
