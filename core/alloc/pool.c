@@ -143,7 +143,7 @@ static bool hand_out_by_ledger(struct gr_block *block, size_t bytes, uint64_t *r
         return true;
 }
 
-/* Hands the caller's block to the program; arena, the thread's own, is its home if it may have one. False: as above. */
+/* Hands the caller's block to the program; arena, the thread's own, is its home if it may have one. False: as hand_out_by_ledger. */
 static bool hand_out(struct gr_arena *arena, struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 {
         *ret_ptr = gr_arena_adopt(arena, block, bytes);
@@ -319,8 +319,8 @@ static void complete_elsewhere(struct gr_arena *arena, bool should_close)
 }
 
 /*
- * 0 where no work uses the block, or after a wait for the GPU, where each free waits; -EBUSY: the fence tells when the
- * block is idle.
+ * With GPURECLAIM_REUSE=sync waits for the GPU. 0: no work uses the block any more; -EBUSY: the fence tells when it is
+ * idle; else the driver's error.
  */
 static int wait_if_asked(struct gr_context *context, const struct free_mode *mode)
 {
@@ -344,7 +344,7 @@ static int free_split(struct gr_core *core, struct gr_block *block, const struct
         uint64_t epoch = GR_SPLIT_NEVER;
         int rc = 0;
 
-        /* No fence covers all that may use it: as the driver's free would, this waits for all of them. */
+        /* No fence covers all contexts that may use it, so this waits for them all, as the driver's free would. */
         if (gr_fence_overflow(fence))
                 rc = gr_fence_wait_all(fence);
         if (rc && gr_ledger_hand_out(block, block->requested_bytes))
@@ -472,8 +472,8 @@ static struct free_mode collected(struct gr_context *context)
 }
 
 /*
- * Frees blocks that were parked in a shared hold of graph segments. Of a capture with a single stream only work in the
- * order of the graphs that share the memory has used them, so they need no fence.
+ * Frees blocks that were parked in a shared hold of graph segments. After a capture with a single stream they need no
+ * fence: all work that has used them runs in the order of the graphs that share the memory.
  */
 static void free_unparked(struct gr_graph_hold *hold, struct gr_block *block, bool single_stream)
 {

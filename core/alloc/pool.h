@@ -44,7 +44,7 @@ static inline uint64_t gr_pool_alloc_fast(struct gr_context *context, size_t byt
  *   4 gr_source_fresh          fresh memory of the driver, within the budget
  *   5 gr_ladder_climb          what each rung of the ladder gets back (alloc/ladder.h)
  *
- * Each says by what rules at its function. Returns as gr_pool_alloc.
+ * A comment at each function says by what rules it works. Returns as gr_pool_alloc.
  */
 int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 

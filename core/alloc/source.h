@@ -1,5 +1,5 @@
 /*
- * Where the pool's blocks come from: the cache, or the driver. The ladder tries a request by these after each rung.
+ * Where the pool's blocks come from: the cache, or the driver. After each rung the ladder tries a request again with these functions.
  *
  * Functions return 0 or -errno, and leave ret_ outputs untouched on failure; errors of the driver (gr_driver_error) are
  * returned as they are. Any thread may call them, without a lock of core/.
@@ -36,8 +36,8 @@ struct gr_source_request gr_source_request(struct gr_context *context, size_t by
                                            void *arg);
 
 /*
- * Takes the usable cached block that serves a request best; the caller owns it. NULL: there is none. The second looks
- * at larger classes, too.
+ * Takes the usable cached block that serves a request best; the caller owns it. NULL: there is none.
+ * gr_source_take_larger looks at larger classes, too.
  */
 struct gr_block *gr_source_take(struct gr_source_request *request);
 struct gr_block *gr_source_take_larger(struct gr_source_request *request);

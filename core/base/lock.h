@@ -20,7 +20,7 @@
 #define GR_LOCK_ATTRIBUTE(attribute)
 #endif
 #define GR_GUARDED_BY(lock) GR_LOCK_ATTRIBUTE(guarded_by(lock)) /* behind a variable's name */
-/* Before a function, or behind its declaration where the lock is one of several, by a parameter. */
+/* Stands before a function; behind its declaration where a parameter says which lock it is. */
 #define GR_HELD(lock) GR_LOCK_ATTRIBUTE(requires_capability(lock))
 /*
  * Before a function that clang cannot check: it locks under a condition, or releases its caller's lock for a while, or
@@ -50,7 +50,7 @@ enum gr_rank {
         GR_RANK_PITCHES,       /* the pitches that the driver chose */
         GR_RANK_GATE,          /* captures against fences; held across record and wait */
         GR_RANK_CAPTURING,     /* streams that capture */
-        GR_RANK_GRAPH_HOLDS,   /* what graphs use */
+        GR_RANK_GRAPH_HOLDS,   /* the table of graph holds */
         GR_RANK_FENCE,         /* one context's epochs; held across record, wait and query */
         GR_RANK_EVENTS,        /* one context's idle events */
         GR_RANK_SPILLED,       /* one context's freed blocks of host memory */

@@ -43,7 +43,7 @@ static const struct unit duration_units[] = {
         {"ns", 1}, {"us", 1000}, {"ms", 1000000}, {"s", 1000000000}, {"min", 60000000000}, {"h", 3600000000000},
 };
 
-/* The <ctype.h> functions obey the locale of the host program. */
+/* Not the functions of <ctype.h>, which obey the locale of the host program. */
 static bool is_digit(char c)
 {
         return c >= '0' && c <= '9';

@@ -62,7 +62,7 @@ static inline unsigned gr_class_of(size_t bytes)
 /* The largest request of the class. */
 size_t gr_class_bytes(unsigned class);
 
-/* The class whose requests a block of this capacity can all serve (or, above 32 MiB, some); capacity_bytes >= 512. */
+/* The class of a block, which can serve all its requests, or above 32 MiB some of them; capacity_bytes >= 512. */
 unsigned gr_class_of_block(size_t capacity_bytes);
 
 /* How much to ask the driver for: up to 1 MiB what serves every request of the class, above it whole pages. */

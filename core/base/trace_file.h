@@ -28,10 +28,10 @@ enum gr_entry {
         GR_ENTRY_NONE,          /* not written yet */
         GR_ENTRY_HIT,           /* an allocation at address, served without the driver */
         GR_ENTRY_MISS,          /* the same, where the driver was asked or the ladder was climbed */
-        GR_ENTRY_FREE,          /* of address; its time is before it, as the address may be used again at once */
+        GR_ENTRY_FREE,          /* the time is taken before the free, as the address may be used again at once */
         GR_ENTRY_REFUSED,       /* an allocation of bytes that failed */
         GR_ENTRY_COUNTER,       /* the counter `detail` (base/counters.def) grew by bytes */
-        GR_ENTRY_RUNG,          /* the rung `detail` of the ladder ran for address ns and gave bytes */
+        GR_ENTRY_RUNG,          /* the rung `detail` of the ladder ran for `address` ns and gave bytes */
         GR_ENTRY_RESERVED,      /* the device's reserved memory is bytes, of the pool and all kinds that are charged */
         GR_ENTRY_KIND,          /* the device has bytes of memory of the kind `detail` (account/memory_kind.h) */
         GR_ENTRY_LIMIT,         /* the hard limit (detail 0) or the release threshold (1) is bytes from now on */

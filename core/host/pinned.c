@@ -18,7 +18,7 @@
 #include "fence/fence_wait.h"
 
 #define SLACK_PART 8                     /* above 1 MiB a block may be larger than the request by 1/8 of its size */
-#define LOOKS_MOST 64                    /* blocks of a bin, with the lock held */
+#define LOOKS_MOST 64                    /* most blocks of a bin that are looked at, as the lock is held */
 #define LOOK_NS    UINT64_C(50000)       /* between looks at a GPU that has work */
 #define PACE_NS    UINT64_C(1000000)     /* between two blocks returned by decay, so that other threads can launch */
 #define BURST_NS   UINT64_C(100000000)   /* decay returns blocks for so long at a time; the rest at its next step */
@@ -354,7 +354,7 @@ static uint64_t return_cached(struct gr_core *core, uint64_t bytes, bool waited)
         return unpin(core, NULL, UINT64_MAX, bytes, false);
 }
 
-/* With unpin_lock held: two threads that need all of the returned bytes could take a part each, and both fail. */
+/* Holds unpin_lock: else two threads could each take a part of the returned bytes, and both would fail. */
 static int retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg), void *arg, bool waited)
 {
         int rc;

@@ -35,8 +35,8 @@
 /* Below, the split's lock is held unless a comment says otherwise. */
 
 /*
- * Notes a new expandable segment for gr_pool_kind_in_expandable. Where there is none of the other size yet, its entry
- * becomes the same one: with 0, low addresses would seem to lie in a segment.
+ * Notes a new expandable segment for gr_pool_kind_in_expandable. While there is none of the other size, that entry gets
+ * the same address, because with 0 low addresses would seem to lie in a segment.
  */
 static void note_expandable(struct gr_core *core, bool small, uint64_t ptr, uint64_t bytes)
 {
@@ -154,7 +154,7 @@ void gr_expandable_close(struct gr_context *context, struct gr_segment *segment)
         gr_metadata_free(segment, sizeof(*segment));
 }
 
-/* The first run of idle extents inside a free range: [*ret_at, *ret_end). Returns its bytes, 0 where there is none. */
+/* Finds the first run of idle extents inside a free range; it begins at *ret_at. Returns its bytes; 0: there is none. */
 static uint64_t idle_run(struct gr_context *context, const struct gr_range *range, uint64_t want_bytes,
                          uint64_t most_bytes, uint64_t *ret_at)
 {
@@ -182,7 +182,7 @@ static uint64_t idle_run(struct gr_context *context, const struct gr_range *rang
         return bytes;
 }
 
-/* As idle_run, of the smallest free range that has one; NULL. */
+/* The smallest free range in which idle_run finds a run, and that run; NULL: there is none. */
 static struct gr_range *idle_range(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes,
                                    uint64_t *ret_at, uint64_t *ret_bytes)
 {

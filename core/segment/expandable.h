@@ -11,13 +11,13 @@
  * mapping-cost), and neither waits for running kernels nor delays launches. So an extent grows with its request and
  * with what is reserved (expandable_grow.c has the formula), in whole pages: at least one, and no more than the hole.
  *
- * A little that is used in each of many large extents keeps all their memory from a large request. So once an eighth of
+ * If a little is used in each of many large extents, a large request can have none of their memory. So once an eighth of
  * the card or the limit is reserved, extents stay small, and a request opens no extent that is more than half as large
  * as itself: such extents go back instead, and smaller ones are mapped.
  *
  * A large request that lacks little maps more than it lacks: a 16th of what is reserved, at most 32 MiB, one extent for
- * each hole; not once an eighth of the card is reserved, or where the footprint would pass its bound (slack.h). What is
- * not needed yet is free for the requests to come, but an extent still goes back, or moves, only as a whole.
+ * each hole. It does not once an eighth of the card is reserved, or where the footprint would pass its bound (slack.h).
+ * What is not needed yet is free for the requests to come, but an extent still goes back, or moves, only as a whole.
  *
  * The memory belongs to the process, not to the context: when the context ends, gr_expandable_close returns it.
  */
@@ -40,8 +40,8 @@ struct gr_context;
 int gr_expandable_open(struct gr_context *context, enum gr_expandable_kind kind);
 
 /*
- * Gives the mapped extents that lie wholly inside a busy range back to the driver; the second only those that nothing
- * has used since they were mapped. Returns how many bytes went back. Calls the driver; no lock held.
+ * Gives the mapped extents that lie wholly inside a busy range back to the driver; gr_expandable_unmap_fresh only those
+ * that nothing has used since they were mapped. Returns how many bytes went back. Calls the driver; no lock held.
  */
 uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range);
 uint64_t gr_expandable_unmap_fresh(struct gr_context *context, struct gr_range *range);

@@ -46,9 +46,9 @@
 
 #define EXTRA_SHARE      16                   /* a large request maps a 16th of what is reserved (least_to_map) */
 #define EXTRA_MOST_BYTES (UINT64_C(32) << 20) /* the most that this may be */
-#define EXTRA_ROOM_SHARE 8                    /* limits must leave an eighth of what is reserved besides */
-#define MOVE_TIMES       2                    /* what a move takes in all: to unmap its old addresses takes as much */
-#define HOLES_LOOKED     128                  /* most holes that one request looks at: a microsecond or two */
+#define EXTRA_ROOM_SHARE 8   /* beside that, limits must leave room for an eighth of what is reserved */
+#define MOVE_TIMES       2   /* a move takes its time twice: to unmap its old addresses takes as much */
+#define HOLES_LOOKED     128 /* most holes that one request looks at: a microsecond or two */
 /* A refused size is tried again only after so long, or when the card has more free memory. */
 #define REFUSED_NS UINT64_C(100000000)
 
@@ -223,8 +223,8 @@ static size_t widen(struct place *place, size_t bytes, uint64_t least_bytes)
 
 /*
  * The size of the extents for a large request, for which place_bytes are claimed; whole pages, or 0: one page. While a
- * stream is captured they are larger, so that a graph pins few of them; but not so large that the same request is
- * refused them later (fit.h), or that a small block keeps much. In graph segments a small block keeps its extent as
+ * stream is captured they are larger, so that a graph pins few of them; but not so large that the same request may
+ * not open them later (fit.h), or that a small block keeps much. In graph segments a small block keeps its extent as
  * long as its graph. Lock not held.
  */
 static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment *segment, uint64_t place_bytes)
@@ -550,7 +550,7 @@ static int grow_at(struct gr_context *context, enum gr_expandable_kind kind, siz
 
 /*
  * For a request in graph segments for which memory is short, although enough is free: extents may be too large for what
- * its place lacks. Moves as much as it needs to the end of the segment, where there is room for any. Where as much is
+ * its place lacks. Moves as much as it needs to the end of the segment, where extents of any size fit. Where as much is
  * cached, that goes back first, which is cheaper: the caller does that and tries again. Lock not held.
  */
 static int grow_by_moves(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes,

@@ -91,9 +91,9 @@ void gr_extent_note(const struct gr_range *range, uint64_t epoch);
 
 /*
  * Called before and after the driver maps fresh pages. reserve charges them; -EDQUOT: nothing was charged, and no
- * commit follows. commit takes the driver's result rc, and ptr if that is 0, for all of them or a part: mapped, it
- * counts as cached, so that the part that no request needs is never in the peak of live memory; else its charge is
- * cancelled. No lock held.
+ * commit follows. commit takes the driver's result rc for all of these pages or a part, and ptr if rc is 0. Pages
+ * that are mapped then count as cached, so that those which no request needs are never in the peak of live memory; else
+ * their charge is cancelled. No lock held.
  */
 int gr_extent_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes);
 void gr_extent_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, uint64_t reserved_bytes, int rc);

@@ -45,7 +45,7 @@ struct gr_segment {
         uint64_t ptr;
         size_t bytes;
         struct gr_range *first;
-        size_t used_count, used_bytes; /* of a segment that is not expandable: there its extents count */
+        size_t used_count, used_bytes; /* of a segment that is not expandable; in others the extents count */
         struct gr_page *pages; /* of an expandable segment (expandable.h); NULL: this is one allocation of the driver */
         /* The next four are of expandable segments only. */
         struct gr_range **begins; /* for each page the first range that begins in it, or NULL */
@@ -69,7 +69,7 @@ static inline void gr_assert_range_locked(const struct gr_range *range)
         gr_assert_locked(&range->block.context->split->lock);
 }
 
-/* Whether the state may change so. A new range is USED. One in state FREE leaves its free list first. */
+/* Whether a range may go from one state to the other. A new range is USED; a FREE one leaves its free list first. */
 static inline bool gr_range_may_become(enum gr_range_state from, enum gr_range_state to)
 {
 #define GR_FROM(state) (1u << GR_RANGE_##state)
@@ -113,13 +113,13 @@ struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr);
 struct gr_range *gr_range_first(const struct gr_free_lists *lists, size_t bytes);
 struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct gr_range *range);
 
-/* Whether it was freed by the end of last_epoch, and lies in an expandable segment or one of at most most_bytes. */
+/* Whether range was freed by the end of last_epoch, and lies in an expandable segment or one of at most most_bytes. */
 static inline bool gr_range_may_serve(const struct gr_range *range, uint64_t last_epoch, uint64_t most_bytes)
 {
         return range->block.freed_epoch <= last_epoch && (range->segment->pages || range->segment->bytes <= most_bytes);
 }
 
-/* The first of these with at least bytes that may serve (gr_range_may_serve); NULL. */
+/* The first range, in the order of gr_range_next, of at least bytes for which gr_range_may_serve is true; NULL: none. */
 struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
                                uint64_t most_bytes);
 
