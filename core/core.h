@@ -95,7 +95,7 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
  */
 void gr_core_context_ending(struct gr_context *context);
 
-/* It was not destroyed: the other contexts of its device fence it again, its peers on other devices do not. */
+/* The context was not destroyed: fences of contexts on its device cover it again, those on other devices do not. */
 void gr_core_context_stays(struct gr_context *context);
 
 /* The driver has destroyed the context and its memory: forgets both, without a call of the driver. */

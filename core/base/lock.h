@@ -69,7 +69,7 @@ enum gr_rank {
         GR_RANK_DEBUG,         /* the blocks that the debug aids watch */
         GR_RANK_TRACE,         /* the trace's file grows; held across write */
         GR_RANK_ORIGINS,       /* stacks are added to the file of origins */
-        GR_RANK_ORIGINS_FILE,  /* that file grows; held across fallocate. And a part of its blocks */
+        GR_RANK_ORIGINS_FILE,  /* a part of its blocks; also where it grows, held across fallocate */
         GR_RANK_WORKERS,       /* calls for worker threads */
         GR_RANK_THREADS,       /* the library's threads */
         GR_RANK_METADATA,      /* the pool's own structures; adding to them may take memory from the C library */

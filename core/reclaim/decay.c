@@ -64,7 +64,7 @@ static void age(struct gr_decay *decay, unsigned kind, uint64_t low, unsigned st
         }
 }
 
-/* The curve leaves a rest after j steps: the part of this rest that step j + 1 returns. j < steps. */
+/* Which part of the memory that is left after j steps goes back in step j + 1, by the curve. j < steps. */
 static double hazard(unsigned j, unsigned steps)
 {
         double before = gr_decay_curve((double)j / steps);

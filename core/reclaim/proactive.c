@@ -17,7 +17,7 @@
 #define COST_KEPT       0.75 /* of the old mean */
 #define FRUIT           0.10 /* a run that freed more than this part of live memory is fruitful */
 #define FRUITLESS_MOST  6
-#define PATIENCE_NS     UINT64_C(20000000) /* no request has failed: a slow reclaimable is not waited for */
+#define PATIENCE_NS     UINT64_C(20000000) /* for a slow reclaimable: short, as no request has failed */
 
 struct idle {
         uint64_t now_ns, bytes;

@@ -15,7 +15,7 @@
 #include "reclaim/reclaimable.h"
 #include "reclaim/trim.h"
 
-#define SYNC_PEERS_NS UINT64_C(1000000000) /* the same where that work may wait for later work of the program */
+#define SYNC_PEERS_NS UINT64_C(1000000000) /* as GR_SYNC_NS, where work may wait for later work of the program */
 #define GATE_NS       UINT64_C(100000000)  /* longest wait for captures of other threads to end */
 #define GATE_PAUSE_NS UINT64_C(50000)
 
@@ -174,8 +174,8 @@ static bool wait_driver(struct gr_context *context, void *deadline_ns)
 /*
  * Memory freed in stream order, or of a graph, goes back to the driver once the host has waited for the stream or its
  * context, by a call of the driver: that an event has passed is not enough (docs/measurements.md,
- * stream-ordered-return). That call has no deadline, so a wait with a deadline comes first. Its deadline is late only
- * where all work ends by itself.
+ * stream-ordered-return). That call has no deadline, so a wait with a deadline comes first. That wait may be
+ * long only where all work ends by itself.
  *
  * After it, only work that another thread submits in between can hold the call up. It hangs only if that work waits for
  * something that this thread does after its allocation, which no event could show beforehand. Such a program takes the

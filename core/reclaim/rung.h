@@ -1,6 +1,6 @@
 /*
  * The rungs of the ladder (alloc/ladder.h) that get memory back from elsewhere, each by itself. The ladder runs them
- * for a request; proactive reclaim, neighbours and the program itself do without one.
+ * for a request. Proactive reclaim, neighbours and the program itself run them although no request waits.
  */
 #ifndef GR_RUNG_H
 #define GR_RUNG_H

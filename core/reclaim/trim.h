@@ -1,5 +1,5 @@
 /*
- * Trim returns cached memory to the driver, of bins (cache/bins_trim.h) and of segments (segment/split_trim.h): of one
+ * Trim returns cached memory of bins (cache/bins_trim.h) and of segments (segment/split_trim.h) to the driver: of one
  * context until enough is returned, or of all contexts down to the limits on the cache. No lock is held at the calls.
  * Nothing here waits for the GPU, except gr_trim_excess with older drivers, which cannot record an event for a whole
  * context.
@@ -18,8 +18,8 @@ struct gr_core;
 uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes);
 
 /*
- * Returns to the driver what the caches hold beyond the release threshold and the soft limit, and blocks of bins whose
- * sizes split now serves. Returns whether more waits for its fence.
+ * Returns the excess of all caches to the driver (gr_budget_excess), and spilled blocks that the program has freed, as
+ * far as they are idle. True: more waits for its fence.
  */
 bool gr_trim_excess(struct gr_core *core);
 

@@ -204,13 +204,13 @@ bool gr_region_member(struct gr_region *region);
 unsigned gr_region_sweep(struct gr_region *region);
 
 /*
- * As sweep, cheaper when called often: while this process waits for memory, processes with a recent heartbeat are
+ * As gr_region_sweep, cheaper when called often: while this process waits for memory, processes with a recent heartbeat are
  * checked only twice a second.
  */
 unsigned gr_region_sweep_again(struct gr_region *region);
 
 /*
- * As sweep, but only from this process's slot to that of the next living member. If all members call it now and then,
+ * As gr_region_sweep, but only from this process's slot to that of the next living member. If all members call it now and then,
  * all slots of dead processes are found, at a cost that does not grow with the number of members.
  */
 void gr_region_look_after_next(struct gr_region *region);
@@ -244,8 +244,8 @@ void gr_region_carry(struct gr_region *region, struct gr_region *old);
 uint64_t gr_region_sum(struct gr_region *region, bool without_self);
 
 /*
- * For the thread that answers requests: reads the number of requests so far; waits until it is not `seen`, at most
- * timeout_ns; ends such a wait early.
+ * For the thread that answers requests. gr_region_seen reads the number of requests so far. gr_region_wait waits until
+ * that is not `seen`, at most timeout_ns; gr_region_wake_self ends such a wait early.
  */
 uint32_t gr_region_seen(struct gr_region *region);
 void gr_region_wait(struct gr_region *region, uint32_t seen, uint64_t timeout_ns);

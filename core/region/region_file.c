@@ -93,7 +93,7 @@ static int open_dir(const char *dir, bool create)
         return fd;
 }
 
-/* Finds this user's folder where another user has taken the usual name; of several the first by name. 0 or -ENOENT. */
+/* Finds this user's folder where another user has taken the usual name; of several the first by name. 0 or -errno. */
 static int find_beside(const char *base, const char *name, char *buf, size_t buf_bytes)
 {
         struct dirent *entry;
@@ -175,8 +175,8 @@ int gr_region_default_dir(bool create, char *buf, size_t buf_bytes)
 }
 
 /*
- * As openat, but not in place of a standard stream that the program has closed: what it prints would land in the file.
- * Descriptors of the folder, which nothing can be written to, stand there meanwhile, as dir_fd may do already.
+ * As openat, but not in place of a standard stream that the program has closed, as its output would go into the file.
+ * Meanwhile descriptors of the folder, to which nothing can be written, take these places; dir_fd may be the first.
  */
 static int open_off_streams(int dir_fd, const char *file, int flags)
 {

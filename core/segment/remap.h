@@ -16,13 +16,13 @@ struct gr_context;
 
 /*
  * Fills holes of a busy range with free memory from elsewhere until hole_bytes are filled; what moves last may exceed
- * that, if the holes are larger. from_graphs: if graphs use the
- * range's segment, free memory of such segments may move, too, and moves first; else it stays where it is. Returns how
- * many of these bytes are still to be mapped. Calls the driver; no lock held.
+ * that, if the holes are larger. from_graphs: if graphs use the range's segment, free memory of such segments may move,
+ * too, and moves first; else it stays where it is. Returns how many of these bytes are still to be mapped. Calls the
+ * driver; no lock held.
  */
 uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes, bool from_graphs);
 
-/* Whether as much could move to holes that are large enough, from graphs as well. The split's lock is held. */
+/* Whether so many bytes of free memory could move, those of graph segments included. The split's lock is held. */
 bool gr_remap_has(struct gr_context *context, uint64_t bytes);
 
 /*

@@ -216,7 +216,7 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         gr_assert_locked(&split->lock);
         assert(bytes > 0 && bytes % GR_SPLIT_UNIT_BYTES == 0 && bytes <= block->capacity_bytes);
         assert(range->segment->small == gr_is_small(bytes) || range->segment->graph);
-        /* The class is for the report of the largest holders. */
+        /* The report of a failed allocation adds up blocks by their class (oom_report.h). */
         gr_block_begin_cached(block, gr_class_of(bytes), GR_BLOCK_RANGE | (range->segment->graph ? GR_BLOCK_GRAPH : 0));
         if (!gr_segments_list(context, block)) {
                 gr_range_free(split, range);

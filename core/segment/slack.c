@@ -25,15 +25,15 @@
  */
 #define GRAPH_SHARE       3
 #define GRAPH_LEAST_BYTES (UINT64_C(16) << 20)
-#define GRAPH_AHEAD_SHARE 7                 /* how much may be mapped above it before it is needed */
+#define GRAPH_AHEAD_SHARE 7                 /* this share of it may be mapped before it is needed */
 #define CREDIT_MOST_NS    UINT64_C(4000000) /* what can be saved up for better fits */
 #define CREDIT_SHARE      32                /* 1/32 of all time may be spent on better fits */
 #define CREDIT_DEBT_NS    UINT64_C(4000000) /* each time so much is overspent, the share above the peak doubles */
 #define DEBT_MOST_NS      (4 * (int64_t)CREDIT_DEBT_NS) /* so that debts are soon paid */
-#define SLACK_MOST_SHARE  2                             /* up to this share */
+#define SLACK_MOST_SHARE  2                             /* up to this share of the peak */
 #define BINS_LEAST_BYTES  (UINT64_C(16) << 20)          /* less in bins is not worth calls of the driver either */
 #define WAIT_MOST_NS      UINT64_C(5000000)             /* for work that is about to end, before the footprint grows */
-#define TELL_SHARE        32 /* DEBUG: the footprint, each time it has grown by so much of it */
+#define TELL_SHARE        32 /* the footprint is logged each time it has grown by this share */
 
 /* Adds what the time since the last call earned. The split's lock is held. */
 static void add_credit(struct gr_slack *slack, uint64_t now_ns)
@@ -188,7 +188,7 @@ static uint64_t graph_peak(const struct gr_split *split, size_t request_bytes)
         return gr_max(split->graph_peak_bytes, split->graph_used_bytes + request_bytes);
 }
 
-/* In these segments only: other graphs may have memory elsewhere. The split's lock is held. */
+/* What is mapped in graph segments; graphs may have other memory elsewhere. The split's lock is held. */
 static uint64_t mapped_for_graphs(const struct gr_split *split)
 {
         uint64_t mapped_bytes = 0;

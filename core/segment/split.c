@@ -167,7 +167,7 @@ static uint64_t most_segment_bytes(size_t bytes)
         return gr_round_up(SEGMENT_TIMES * bytes, GR_PAGE_BYTES);
 }
 
-/* A free range for the request, from *ret_at on, freed by the end of last_epoch; NULL. */
+/* A free range for the request, from *ret_at on, freed by the end of last_epoch; NULL: there is none. */
 GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes, enum gr_split_from from,
                                         uint64_t last_epoch, uint64_t *ret_at)
 {
@@ -486,7 +486,7 @@ static bool goes_into_fastbin(struct gr_arena *arena, struct gr_block *block)
 
 /*
  * Frees a range that left the ledger. Returns its segment if that is no longer in the list and has to go back, by
- * free_segment; else NULL. *ret_at_once: begin_unstick.
+ * free_segment; else NULL. *ret_at_once: as begin_unstick returns.
  */
 static struct gr_segment *free_range(struct gr_context *context, struct gr_range *range, unsigned flags,
                                      bool *ret_at_once)

@@ -1,6 +1,6 @@
 /*
  * Segments: large pieces of addresses that are cut into ranges of any multiple of 512 B. They serve the pool kinds
- * `auto`, the default, and `split`. For programs whose sizes keep changing, where blocks kept by size would pile up.
+ * `auto`, the default, and `split`. They suit programs whose sizes keep changing: blocks kept by size would pile up.
  *
  *     pages   |   2 MiB   |   2 MiB   |   2 MiB   |   2 MiB   |   2 MiB   |
  *     extents |== mapped =|== mapped =|           |==== mapped in one ====|
@@ -10,7 +10,7 @@
  *                      |       +-- queue, by time of the free   |
  *                      +---------------------------------------+-- free lists, by size
  *
- * (An expandable segment. Without mapped memory a segment is one allocation of the driver, without holes.)
+ * (This segment is expandable. Where no memory can be mapped, a segment is one allocation of the driver, without holes.)
  *
  * A range is used, waiting (freed, its epoch not known to be usable) or free. Waiting ranges stand in a queue in the
  * order in which they were freed. Once its epoch is usable, a range leaves the queue, is merged with adjacent free
@@ -58,8 +58,8 @@ struct gr_range;
 struct gr_segment;
 
 /*
- * Any thread may call the functions below. Unless they say otherwise, no lock of a context is held. Only grow and put
- * may call the driver.
+ * Any thread may call the functions below. Unless they say otherwise, no lock of a context is held. Only gr_split_grow
+ * and gr_split_put may call the driver.
  */
 
 /* The answer of gr_split_find. */
@@ -81,8 +81,8 @@ void gr_split_destroy(struct gr_context *context);
 void gr_split_context_gone(struct gr_context *context);
 
 /*
- * From which segments that are no expandable ones a request is served; expandable ones have no size of their own. The
- * last two are for when all else has failed, as such a segment cannot go back as long as the block is used.
+ * Which segments serve a request. This does not concern expandable ones, which serve all. The last two are for when all
+ * else has failed, as such a segment cannot go back as long as the block is used.
  */
 enum gr_split_from {
         GR_SPLIT_FROM_CLOSE, /* used ones up to four times the request, free ones by gr_slack_worth_opening */
@@ -95,8 +95,8 @@ enum gr_split_from {
 struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, enum gr_split_from from);
 
 /*
- * As gr_split_take, but only for a small request and from a range that is usable now; merges no fastbins. For where a
- * range of exactly the request's size waits in a fastbin: for a small request a worse fit is better than a barrier.
+ * As gr_split_take, but only for a small request and from a range that is usable now; merges no fastbins. Called where
+ * a range of exactly the request's size waits in a fastbin: for a small request a worse fit is better than a barrier.
  */
 struct gr_block *gr_split_take_usable(struct gr_context *context, size_t bytes);
 

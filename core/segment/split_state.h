@@ -65,7 +65,7 @@ struct gr_slack {
         int64_t credit_ns;     /* time that may be spent on better fits (slack.h) */
         uint64_t credit_at_ns; /* when credit_ns was last raised; 0: never */
         uint64_t waited_ns;    /* time spent waiting for work that was about to end */
-        uint64_t told_bytes;   /* the footprint that was last logged */
+        uint64_t told_bytes;   /* the footprint is logged again once it is above this */
 };
 
 /* The files of segment/ that write each field are named; split.c also empties all when the context has gone. */
@@ -84,7 +84,7 @@ struct gr_split {
         uint64_t hits;              /* requests served without the driver: gr_segments_hit */
         uint64_t frees;             /* ranges freed: split.c */
         uint64_t free_count;        /* free and waiting ranges: range.c, segments.c, split.c */
-        uint64_t changes;           /* of the free lists, counted: range.c */
+        uint64_t changes;           /* how often the free lists changed: range.c */
         uint64_t open_bytes;        /* bytes freed since the split last closed an epoch: split.c */
         uint64_t close_bytes;       /* it closes the next one when open_bytes reaches this: split.c */
         uint64_t surplus_bytes;     /* the surplus: free segments and free extents, which can go back once idle */

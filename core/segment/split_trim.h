@@ -28,7 +28,7 @@ uint64_t gr_split_trim_unneeded(struct gr_context *context);
 void gr_split_trim_merge_fastbins(struct gr_context *context);
 
 /*
- * In all contexts of a device, before gr_budget_share: merges their fastbins, and collects (gr_split_trim_collect).
+ * Called before gr_budget_share: merges the fastbins of all contexts of a device, and collects (gr_split_trim_collect).
  * Ranges in fastbins count as used, so the free memory beside them would count as stranded. After this only blocks of
  * the program strand memory.
  */
