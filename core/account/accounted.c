@@ -12,7 +12,7 @@
 
 struct gr_accounted {
         UT_hash_handle hh;
-        /* A free of it has begun. It stays in the table meanwhile, as to put it back could need memory. */
+        /* A free of it has begun. It stays in the table meanwhile, because putting it back could need memory. */
         bool taken;
         bool removed; /* out of the table, while it was taken */
         struct {

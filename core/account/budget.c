@@ -342,7 +342,7 @@ void gr_budget_update_peak(struct gr_device *device)
 
         raise_to(&device->peak_live_bytes, live);
         raise_to(&device->recent_peak_bytes[0], live);
-        /* Charges alone raise it, perhaps less; but it must not be below the peak of live memory, a part of it. */
+        /* Charges raise this peak, too; but it must not be below the peak of live memory, which is a part of it. */
         raise_to(&device->peak_reserved_bytes, live);
 }
 
@@ -463,7 +463,10 @@ void gr_budget_pass_grant(struct gr_device *device, struct gr_cached *from, stru
         atomic_fetch_sub(&device->granted_bytes, gr_min(granted, bytes));
 }
 
-/* Sets the keeper's grant to what it holds + more_bytes, or to 0 if it holds nothing. False: the sum of all is too large. */
+/*
+ * Sets the keeper's grant to what it holds + more_bytes, or to 0 if it holds nothing. False: all grants together are
+ * too large.
+ */
 static bool grant(struct gr_device *device, struct gr_cached *keeper, uint64_t more_bytes, uint64_t threshold)
 {
         uint64_t has = atomic_load(&keeper->bytes), bytes = has ? has + more_bytes : 0;

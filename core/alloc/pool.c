@@ -143,7 +143,10 @@ static bool hand_out_by_ledger(struct gr_block *block, size_t bytes, uint64_t *r
         return true;
 }
 
-/* Hands the caller's block to the program; arena, the thread's own, is its home if it may have one. False: as hand_out_by_ledger. */
+/*
+ * Hands the caller's block to the program; arena, the thread's own, is its home if it may have one. False: as
+ * hand_out_by_ledger.
+ */
 static bool hand_out(struct gr_arena *arena, struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 {
         *ret_ptr = gr_arena_adopt(arena, block, bytes);

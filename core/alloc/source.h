@@ -1,5 +1,6 @@
 /*
- * Where the pool's blocks come from: the cache, or the driver. After each rung the ladder tries a request again with these functions.
+ * Where the pool's blocks come from: the cache, or the driver. After each rung the ladder tries a request again with
+ * these functions.
  *
  * Functions return 0 or -errno, and leave ret_ outputs untouched on failure; errors of the driver (gr_driver_error) are
  * returned as they are. Any thread may call them, without a lock of core/.

@@ -77,7 +77,7 @@ struct gr_driver {
         void (*event_destroy)(void *context, void *event);
         int (*event_query)(void *event);
 
-        /* Records event behind all work submitted to context so far. NULL where the driver lacks it (before CUDA 12.5). */
+        /* Records event behind all work submitted to context so far. NULL: the driver lacks it (before CUDA 12.5). */
         int (*context_record)(void *context, void *event);
 
         /* Makes all work that is submitted to context later wait for event on the GPU; the host does not wait. */

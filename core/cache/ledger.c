@@ -87,7 +87,9 @@ static bool ensure_slot(struct gr_ledger_shard *shard)
         return true;
 }
 
-/* Empties the slot. Entries behind it move up where a search, which ends at an empty slot, would miss them. Lock held. */
+/*
+ * Empties the slot. Entries behind it move up where a search, which ends at an empty slot, would miss them. Lock held.
+ */
 static void empty(struct gr_ledger_shard *shard, size_t at)
 {
         size_t last = shard->room - 1;

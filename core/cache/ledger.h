@@ -47,7 +47,7 @@ struct gr_block {
         size_t capacity_bytes;          /* what the driver was asked for */
         _Atomic size_t requested_bytes; /* what the program asked for; set before state turns LIVE: arena.c, ledger.c */
         struct gr_context *context;     /* the owner */
-        /* The open epoch when it was freed; guarded by the arena's lock while in a bin. Written by the one who caches it. */
+        /* The open epoch when it was freed; guarded by the arena's lock while in a bin; written where it is cached. */
         uint64_t freed_epoch;
         struct gr_block *prev, *next; /* in the list that has it, guarded and written as that list */
         _Atomic uint32_t generation;  /* another one each time it is handed out: gr_block_set_generation */

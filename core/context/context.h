@@ -136,7 +136,7 @@ struct gr_core {
         struct gr_graph_hold *holds;
         unsigned holds_made;
         _Atomic bool holds_over; /* a hold may have lost its last user */
-        /* gr_pool_collect, which frees parked blocks: for files that pool.c calls and that need the memory. Constant. */
+        /* gr_pool_collect, which frees parked blocks, for files below pool.c that need the memory. Constant. */
         void (*collect)(struct gr_core *core);
 
         /* Called when the cache holds more than it may: gr_trim_excess must be called soon. May be NULL. */

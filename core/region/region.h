@@ -204,14 +204,14 @@ bool gr_region_member(struct gr_region *region);
 unsigned gr_region_sweep(struct gr_region *region);
 
 /*
- * As gr_region_sweep, cheaper when called often: while this process waits for memory, processes with a recent heartbeat are
- * checked only twice a second.
+ * As gr_region_sweep, cheaper when called often: while this process waits for memory, processes with a recent heartbeat
+ * are checked only twice a second.
  */
 unsigned gr_region_sweep_again(struct gr_region *region);
 
 /*
- * As gr_region_sweep, but only from this process's slot to that of the next living member. If all members call it now and then,
- * all slots of dead processes are found, at a cost that does not grow with the number of members.
+ * As gr_region_sweep, but only from this process's slot to that of the next living member. If all members call it now
+ * and then, all slots of dead processes are found, at a cost that does not grow with the number of members.
  */
 void gr_region_look_after_next(struct gr_region *region);
 

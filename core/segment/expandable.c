@@ -154,7 +154,9 @@ void gr_expandable_close(struct gr_context *context, struct gr_segment *segment)
         gr_metadata_free(segment, sizeof(*segment));
 }
 
-/* Finds the first run of idle extents inside a free range; it begins at *ret_at. Returns its bytes; 0: there is none. */
+/*
+ * Finds the first run of idle extents inside a free range; it begins at *ret_at. Returns its bytes; 0: there is none.
+ */
 static uint64_t idle_run(struct gr_context *context, const struct gr_range *range, uint64_t want_bytes,
                          uint64_t most_bytes, uint64_t *ret_at)
 {

@@ -47,7 +47,7 @@
 #define EXTRA_SHARE      16                   /* a large request maps a 16th of what is reserved (least_to_map) */
 #define EXTRA_MOST_BYTES (UINT64_C(32) << 20) /* the most that this may be */
 #define EXTRA_ROOM_SHARE 8   /* beside that, limits must leave room for an eighth of what is reserved */
-#define MOVE_TIMES       2   /* a move takes its time twice: to unmap its old addresses takes as much */
+#define MOVE_TIMES       2   /* the time of a move counts twice: to unmap its old addresses takes as much */
 #define HOLES_LOOKED     128 /* most holes that one request looks at: a microsecond or two */
 /* A refused size is tried again only after so long, or when the card has more free memory. */
 #define REFUSED_NS UINT64_C(100000000)

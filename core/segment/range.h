@@ -119,7 +119,7 @@ static inline bool gr_range_may_serve(const struct gr_range *range, uint64_t las
         return range->block.freed_epoch <= last_epoch && (range->segment->pages || range->segment->bytes <= most_bytes);
 }
 
-/* The first range, in the order of gr_range_next, of at least bytes for which gr_range_may_serve is true; NULL: none. */
+/* The first range, in the order of gr_range_next, of at least bytes that may serve (gr_range_may_serve); NULL: none. */
 struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
                                uint64_t most_bytes);
 

@@ -56,9 +56,9 @@ bool gr_segments_serve_ahead(struct gr_context *context, const struct gr_segment
 void gr_segments_wait(struct gr_split *split, struct gr_range *range);
 
 /*
- * Takes all ranges out of the fastbins of all arenas; gr_segments_merge_fastbins_of of one arena. Those whose epoch is usable, or that may be free ahead
- * of their fence, are freed and merged. The others go into the queue, at the place of their epoch. False: the fastbins
- * were empty.
+ * Takes all ranges out of the fastbins of all arenas; gr_segments_merge_fastbins_of of one arena. Those whose epoch is
+ * usable, or that may be free ahead of their fence, are freed and merged. The others go into the queue, at the place of
+ * their epoch. False: the fastbins were empty.
  */
 bool gr_segments_merge_fastbins(struct gr_context *context);
 bool gr_segments_merge_fastbins_of(struct gr_arena *arena);

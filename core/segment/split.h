@@ -10,7 +10,7 @@
  *                      |       +-- queue, by time of the free   |
  *                      +---------------------------------------+-- free lists, by size
  *
- * (This segment is expandable. Where no memory can be mapped, a segment is one allocation of the driver, without holes.)
+ * (An expandable segment. Where no memory can be mapped, a segment is one allocation of the driver, without holes.)
  *
  * A range is used, waiting (freed, its epoch not known to be usable) or free. Waiting ranges stand in a queue in the
  * order in which they were freed. Once its epoch is usable, a range leaves the queue, is merged with adjacent free
