@@ -193,7 +193,7 @@ static inline void gr_cached_add(struct gr_cached *cached, int64_t reserved_byte
         atomic_store_explicit(&cached->bytes, bytes + (uint64_t)reserved_bytes, memory_order_relaxed);
 }
 
-/* Never negative, also while other threads move blocks. */
+/* All cached memory. Never negative, even while other threads move blocks. */
 static inline uint64_t gr_budget_cached(struct gr_device *device)
 {
         const struct gr_cached *keeper = atomic_load_explicit(&device->keepers, memory_order_acquire);
@@ -231,7 +231,7 @@ static inline uint64_t gr_budget_slab_rest(struct gr_device *device)
         return rest <= INT64_MAX ? rest : 0;
 }
 
-/* The same rest, if blocks of cached_bytes are all that the slabs have, so that it goes back with them; else 0. */
+/* The same rest, if cached blocks of cached_bytes are all that the slabs hold: it goes back with them. Else 0. */
 uint64_t gr_budget_slab_rest_beside(struct gr_device *device, uint64_t cached_bytes);
 
 /*

@@ -30,7 +30,7 @@ const struct gr_option gr_option_table[GR_OPTION_COUNT] = {
 #define WARNING_BYTES    512
 #define VALUE_SHOWN      64
 #define NEAREST_MAX      63 /* for longer texts no suggestion is sought */
-#define NEAREST_MIN_PART 4  /* characters that make a common part count */
+#define NEAREST_MIN_PART 4  /* a part of a word that both have counts from so many characters on */
 
 static bool same_word(const char *a, const char *b)
 {

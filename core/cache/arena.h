@@ -136,8 +136,8 @@ void gr_arena_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_b
 uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes);
 
 /*
- * Hands a CACHED block that the caller owns, and that is in no list, to the program with arena, the calling thread's
- * own, as its home, so that its free may take the fast path into a fastbin. Only ranges of pool kind auto. Returns its
+ * Hands a CACHED block, which the caller owns and which is in no list, to the program. arena, the calling thread's own,
+ * becomes its home, so that its free may take the fast path into a fastbin. Only ranges of pool kind auto. Returns its
  * address; 0: it was not handed out and is unchanged.
  */
 uint64_t gr_arena_adopt(struct gr_arena *arena, struct gr_block *block, size_t bytes);

@@ -14,8 +14,8 @@
 #include "context/context.h"
 
 /*
- * As gr_ledger_add, gr_ledger_forget (which returns *ret_stale) and gr_ledger_claim. Before that, the arena that is the
- * home of the block there forgets it. No lock from GR_RANK_ARENA up is held.
+ * These call gr_ledger_add, gr_ledger_forget (whose *ret_stale is returned) and gr_ledger_claim. Before that they make
+ * the home of the block at that address forget it. No lock from GR_RANK_ARENA up is held.
  */
 int gr_block_add(struct gr_core *core, struct gr_block *block, struct gr_block **ret_stale);
 struct gr_block *gr_block_forget(struct gr_core *core, uint64_t ptr);

@@ -49,7 +49,7 @@ struct gr_block {
         struct gr_context *context;     /* the owner */
         /* The open epoch when it was freed; guarded by the arena's lock while in a bin; written where it is cached. */
         uint64_t freed_epoch;
-        struct gr_block *prev, *next; /* in the list that has it, guarded and written as that list */
+        struct gr_block *prev, *next; /* in the list that the block is in, whose lock guards them */
         _Atomic uint32_t generation;  /* another one each time it is handed out: gr_block_set_generation */
         _Atomic uint16_t state;       /* and its home, see GR_HOME_SHIFT: arena.c, ledger.c, gr_block_restore */
         uint8_t class;
@@ -164,7 +164,7 @@ struct gr_block_info {
         size_t requested_bytes;     /* what the program asked for last; may be less than capacity_bytes */
         size_t capacity_bytes;      /* what the block has */
         uint32_t generation;        /* another one each time it is handed out */
-        bool live;                  /* the program's; else cached */
+        bool live;                  /* the program has it; else it is cached */
         bool exported;              /* to another process or interface: its free goes to the driver */
         bool spilled;               /* host memory, in place of the device's */
         bool host;                  /* pinned host memory; kind: which (pinned.h) */

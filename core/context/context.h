@@ -123,7 +123,7 @@ struct gr_core {
         struct gr_registry *registry;
         struct gr_proactive *proactive;
 
-        _Atomic bool memory_is_short; /* or may be soon: proactive reclaim has something to look at */
+        _Atomic bool memory_is_short; /* or may soon be: then proactive reclaim looks for memory */
         /* Barriers being laid by threads that may not have seen waits_for_others: gr_core_will_wait waits for them. */
         _Atomic unsigned barriers_being_laid;
         /* How often a stream got work that waits for others: counted before the driver gets it, and after. */
@@ -148,8 +148,8 @@ struct gr_core {
          */
         uint64_t (*ask_neighbours)(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
         /*
-         * An allocation of bytes begins to wait for memory of other processes; -bytes: it ends to wait. They are asked
-         * again and again in between. May be NULL.
+         * An allocation of bytes begins to wait for memory of other processes, which are asked again and again
+         * meanwhile; -bytes: it stops waiting. May be NULL.
          */
         void (*wait_for_neighbours)(struct gr_device *device, int64_t bytes);
 };

@@ -55,7 +55,7 @@ struct gr_epoch {
         struct gr_event events[GR_ACCESSORS_MAX];
 };
 
-/* Only fence.c and the functions of this header write it; others ask by these functions. */
+/* Only fence.c and the functions of this header write its fields; other files call these functions. */
 struct gr_fence {
         /*
          * Every hit reads these fields. They have a cache line of their own, which changes only when an epoch closes or
@@ -99,8 +99,8 @@ _Static_assert(offsetof(struct gr_fence, freed_bytes) == GR_LINE_BYTES, "a hit r
 _Static_assert(GR_EPOCHS_PENDING >= 2, "the newest two can merge");
 
 /*
- * Makes fence that of owner, a context of device. NULL: the fence has no context of its own, and covers those that
- * become its accessors (core->process_fence).
+ * Initialises the fence of owner, a context of device. With owner NULL the fence has no context of its own, and covers
+ * the contexts that become its accessors (core->process_fence).
  */
 void gr_fence_init(struct gr_fence *fence, struct gr_core *core, struct gr_device *device, struct gr_context *owner);
 
@@ -235,8 +235,9 @@ void gr_fence_close_soon(struct gr_fence *fence);
 
 /*
  * Closes the open epoch before the program submits work that may never end, or behind which no event can be recorded:
- * an event that is recorded later would wait for that work. Before a capture also if nothing was freed, but a stream
- * began to wait for others, so that the event shows when that wait is over. Cheap if there is nothing to close.
+ * an event that is recorded later would wait for that work. gr_fence_close_before_capture also closes it if nothing was
+ * freed but a stream began to wait for others: the event then shows when that wait is over. Cheap if there is nothing
+ * to close.
  */
 void gr_fence_close_before_wait(struct gr_fence *fence);
 void gr_fence_close_before_capture(struct gr_fence *fence);

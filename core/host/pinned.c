@@ -259,7 +259,7 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
         if (!room)
                 /* As slow as without the cache; room comes when what fills the cache decays */
                 return free_by_driver(core, block);
-        /* Work that starts before the epoch is closed delays its blocks, and a miss costs as much as 1,000 records. */
+        /* Closed at once: work that starts before that delays the block, and a miss costs as much as 1,000 records. */
         if (rc)
                 gr_fence_close(core->process_fence);
         if (core->wake && core->config.decay_ns && !atomic_load(&core->decay_armed))

@@ -27,8 +27,8 @@ static bool collect_spilled(struct gr_context *context, void *arg)
 }
 
 /*
- * Charges bytes of host memory to the device, and waits up to WAIT_NS for freed blocks: until their fence has passed
- * and they are returned. -EDQUOT: that is more than is allowed.
+ * Adds bytes to the device's spilled_bytes. Where that would be more than is allowed, waits up to WAIT_NS for freed
+ * blocks: until their fence has passed and they are returned. -EDQUOT: it would still be more.
  */
 static int reserve_patiently(struct gr_context *context, uint64_t bytes)
 {

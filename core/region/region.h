@@ -13,8 +13,8 @@
  *         128 B       the owner of slot i     the account of slot i  256 B: heartbeat, figures, request and answer
  *
  * There is one for each group, GPU and version of the layout. The layout is a wire format: fixed-width fields, magic,
- * version and size, and a test that holds the offsets. The region is advice: a process that cannot open it works alone,
- * and what is read from it is checked as if an enemy had written it.
+ * version and size, and a test that checks the offsets. The region is advice: a process that cannot open it works
+ * alone, and what is read from it is checked as if an enemy had written it.
  *
  * It has no lock, as a process could die while it holds one. A process claims a slot by one compare-and-swap of the
  * owner word, and any process frees a slot whose owner is gone in the same way. What the group has charged is the sum
