@@ -36,7 +36,7 @@ enum gr_figure_kind {
 
 struct gr_figure_row {
         const char *json;  /* its name in JSON */
-        const char *words; /* stands behind the size in the text; NULL: not in the text */
+        const char *words; /* the words behind the size in the text; NULL: the text does not have it */
         enum gr_figure_kind kind;
 };
 

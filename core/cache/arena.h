@@ -150,7 +150,7 @@ uint32_t gr_arena_generation(struct gr_context *context);
 
 /*
  * Whether the fastbins of the arena may take a range of so many bytes: up to 1 MiB always, and a larger one
- *   - as long as those of all arenas together have a 256th of the peak of live memory, and each has 2 MiB at least,
+ *   - as long as the larger ones of this arena are at most its part of a 256th of the peak of live memory, or 2 MiB,
  *   - or as the arena's only large one, if it is at least half the peak: the program then has little else,
  *   - or as its only large one, if several threads allocate and it is at most a 16th of the peak.
  * The arena's lock may be held.

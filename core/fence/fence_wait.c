@@ -57,7 +57,7 @@ static bool wait_one(struct gr_context *context, void *arg)
         return drain->rc != -ETIMEDOUT;
 }
 
-/* Copies the accessors, so that they can be waited for without the lock. Lock held. */
+/* Copies the accessors, so that the wait for them needs no lock. Lock held. */
 static void copy_accessors(struct gr_fence *fence, struct drain *drain)
 {
         gr_assert_locked(&fence->lock);

@@ -23,9 +23,9 @@ struct gr_core;
 
 #define GR_RECLAIMABLES_MAX        32
 #define GR_RECLAIMABLE_NAME        64
-#define GR_RECLAIMABLE_LIMIT_NS    UINT64_C(1000000000)  /* deadline of one that names none */
+#define GR_RECLAIMABLE_LIMIT_NS    UINT64_C(1000000000)  /* deadline of a reclaimable that names none */
 #define GR_RECLAIMABLE_LEAVE_NS    UINT64_C(10000000000) /* longest that unregister waits for one that runs */
-#define GR_RECLAIMABLE_PATIENCE    3                     /* failures in a row before one is left out */
+#define GR_RECLAIMABLE_PATIENCE    3                     /* failures in a row before a reclaimable is left out */
 #define GR_RECLAIMABLE_LEFT_OUT_NS UINT64_C(60000000000)
 
 typedef int gr_reclaimable_function(void *arg, int device, uint64_t want_bytes);

@@ -128,7 +128,7 @@ static void recount_all(struct gr_context *context, enum turn turn)
         }
 }
 
-/* Whether nothing is mapped behind it in its segment. */
+/* Whether nothing is mapped behind range in its segment. */
 static bool is_last(const struct gr_range *range)
 {
         return !range->after || range->after == range->segment->end;
