@@ -41,7 +41,7 @@ struct gpureclaim_reclaimable {
 };
 
 /*
- * Copies *reclaimable. Returns 0, with *ret_id above 0. -EINVAL: a pointer is missing, both hooks are, or struct_bytes
+ * Copies *reclaimable. Returns 0, with *ret_id above 0. -EINVAL: a pointer or both hooks are missing, or struct_bytes
  * is too small; -ENOSPC: 32 are registered already.
  */
 int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimable, uint64_t *ret_id);
@@ -49,7 +49,7 @@ int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimable, uint64
 /*
  * Unregisters: the hooks are not called any more. Waits until none of them runs, unless a hook unregisters itself.
  * -ENOENT: no such id. -EBUSY: a hook has been running for ten seconds; it is not called again, but what it uses must
- * stay.
+ * stay valid.
  */
 int gpureclaim_unregister(uint64_t id);
 
@@ -76,19 +76,19 @@ struct gpureclaim_status {
         uint64_t peak_reserved_bytes;
         uint64_t hard_limit_bytes; /* UINT64_MAX: none */
         uint64_t soft_limit_bytes; /* likewise */
-        uint64_t spilled_bytes;    /* in host memory */
+        uint64_t spilled_bytes;    /* allocated in host memory instead */
         uint64_t card_total_bytes; /* 0: not known yet */
         uint64_t card_free_bytes;  /* as the driver says now */
         uint64_t driver_bytes;     /* what the driver took by itself for contexts and code; UINT64_MAX: not known */
-        uint64_t imported_bytes;   /* of other processes, opened by this one: not in its reserved_bytes */
+        uint64_t imported_bytes;   /* memory of other processes that this one has opened; not in reserved_bytes */
         uint64_t graph_bytes;      /* freed by the program, and kept for a capture or its graph */
         uint64_t executables;      /* how many instantiated graphs the program has not destroyed */
         uint64_t executable_bytes; /* what the driver took for them, at least; UINT64_MAX: not known */
 };
 
 /*
- * Fills *ret_status with the present figures of device. -EINVAL: NULL, no such device, or struct_bytes is too small;
- * -ENODEV: this process has not used the device.
+ * Fills *ret_status with the present figures of device. -EINVAL: ret_status is NULL, there is no such device, or
+ * struct_bytes is too small; -ENODEV: this process has not used the device.
  */
 int gpureclaim_status(int device, struct gpureclaim_status *ret_status);
 

@@ -27,7 +27,7 @@
 #define QUIET_NS      UINT64_C(400000000) /* longest pause while nothing changes */
 #define GIVE_NS       UINT64_C(80000000)  /* longest that a neighbour's request waits for the GPU */
 #define GIVE_PAUSE_NS UINT64_C(500000)
-#define STOP_NS       200000000            /* longest wait of the exit for the threads */
+#define STOP_NS       200000000            /* the longest that the exit waits for the threads */
 #define RETRY_NS      UINT64_C(1000000000) /* pause after a region could not be opened, or a thread be made */
 #define JOIN_TRIES    4                    /* the file may be removed between opening and joining */
 
@@ -54,7 +54,7 @@ static struct {
 } all GR_GUARDED_BY(all_lock) = {.changed = PTHREAD_COND_INITIALIZER};
 static _Atomic uint64_t retry_ns; /* when to try again, where a thread could not be made; else 0 */
 
-/* Account lock held: the region that charges go to, until the lock is given up. */
+/* Account lock held. The region that charges go to until the lock is released; NULL: none. */
 static struct gr_region *charged_region(struct member *member)
 {
         gr_assert_locked(&member->account_lock);
@@ -223,8 +223,8 @@ static void run_rung(struct member *member, struct give *give, enum gr_rung rung
 }
 
 /*
- * Returns memory for a neighbour's request: idle memory at once, then what becomes idle within GIVE_NS. No thread of
- * the program waits for it. Returns the bytes.
+ * Gives memory back for a neighbour's request: idle memory at once, then what becomes idle within GIVE_NS. No thread of
+ * the program waits meanwhile. Returns how many bytes.
  */
 static uint64_t give_to_neighbour(struct member *member, const struct gr_request *request)
 {
@@ -233,10 +233,10 @@ static uint64_t give_to_neighbour(struct member *member, const struct gr_request
 
         run_rung(member, &give, GR_RUNG_TRIM);
         run_rung(member, &give, GR_RUNG_PURGE);
-        run_rung(member, &give, GR_RUNG_TRIM); /* what the hooks have freed, also if they used up the time */
+        run_rung(member, &give, GR_RUNG_TRIM); /* returns what the purges have freed */
         for (enum gr_rung rung = GR_RUNG_DRIVER; rung <= GR_RUNG_DROP && rung <= request->rung; rung++)
                 run_rung(member, &give, rung);
-        /* The time begins here, so that memory freed by a slow hook still has time to become idle. */
+        /* The time begins here, so that memory freed by a slow purge or drop still has time to become idle. */
         until_ns = gr_driver.now_ns() + GIVE_NS;
         while (give.back_bytes < give.want_bytes && gr_budget_cached(member->device) > 0 &&
                gr_driver.now_ns() < until_ns && !atomic_load(&member->stop)) {
@@ -335,13 +335,13 @@ static uint64_t activity(struct member *member)
         return sum;
 }
 
-/* In a thread of this file. The background thread is not counted: it ends first. */
+/* Whether the library's own threads are all that is left of the process. */
 static bool left_alone(void)
 {
         return gr_platform_left_alone(gr_workers_running());
 }
 
-/* Tries to join until it succeeds, as the reason of a failure may pass. NULL: this thread is to end. */
+/* Tries to join until it succeeds, as the cause of a failure may go away. NULL: this thread is to end. */
 static struct gr_region *join_late(struct member *member)
 {
         struct gr_region *region = atomic_load(&member->region);
@@ -517,7 +517,7 @@ uint64_t gr_neighbour_sum(const char *uuid)
                 free(look);
                 return 0;
         }
-        /* Where there is no region, there is no member. */
+        /* Where there is no region, there is no member, and so nothing is reserved. */
         if (region_dir(false, look->dir) == 0 && gr_platform_identity(&self) == 0 &&
             gr_region_file_name(gr_options.group.text, bytes, file, sizeof(file)) == 0 &&
             gr_region_open(&look->region, &gr_platform_ops, &self, look->dir, file, false) == 0) {

@@ -13,13 +13,16 @@
  */
 void gr_neighbour_begin(struct gr_device *device);
 
-/* The device is about to be used: joins the group's region, at the first call only. Where that fails, works alone. */
+/*
+ * The device is about to be used: joins the group's region, at the first call only. Where that fails, the process works
+ * alone.
+ */
 void gr_neighbour_join(CUdevice dev);
 
 /* Whether the device's region has been joined. */
 bool gr_neighbour_joined(const struct gr_device *device);
 
-/* Called where memory is taken from the driver: starts, now and then, the threads that could not be started before. */
+/* Called before memory is taken from the driver: now and then tries to start threads that could not be started. */
 void gr_neighbour_retry(void);
 
 /* At the end of the process: waits briefly for the threads that serve neighbours, and leaves the regions. */
@@ -28,15 +31,15 @@ void gr_neighbour_leave(void);
 /* Called in a child after fork: forgets the regions, which are the parent's. */
 void gr_neighbour_forget(void);
 
-/* In a thread that serves neighbours: shows the process that asked that work goes on. No effect in other threads. */
+/* In a thread that serves neighbours: shows the asking process that the work goes on. No effect in other threads. */
 void gr_neighbour_beat(void);
 
 /* For gr_core.ask_neighbours. */
 uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
 
 /*
- * What the group has reserved on the card with this UUID (text without a prefix), for a process that is no member. 0
- * where that is not known.
+ * The bytes that the group has reserved on the card with this UUID (text without a prefix). For a process that is no
+ * member. 0: not known.
  */
 uint64_t gr_neighbour_sum(const char *uuid);
 

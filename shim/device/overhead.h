@@ -1,4 +1,4 @@
-/* What the driver takes of a device by itself. */
+/* Driver overhead: the memory of a device that the driver takes for itself. */
 #ifndef GR_OVERHEAD_H
 #define GR_OVERHEAD_H
 
@@ -8,7 +8,7 @@
 /* How old the figure of driver overhead may be where the program asks often, as by cuMemGetInfo. NVML is slow. */
 #define GR_OVERHEAD_AGE_NS UINT64_C(100000000)
 
-/* Whether the limit counts what the driver takes by itself. */
+/* Whether the limit counts driver overhead. */
 static inline bool gr_overhead_counted(void)
 {
         return gr_options.limit_includes == GR_INCLUDES_PROCESS;
@@ -22,14 +22,15 @@ static inline bool gr_overhead_counted(void)
 void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns);
 
 /*
- * Called before and after the driver makes a graph executable: what driver overhead has grown by in between is added to
- * device->executable_bytes, some time later, at the latest when the overhead is measured. before returns a figure to
- * pass to made; 0: it is not known, and made is not to be called. For callers as of gr_overhead_look.
+ * Called before and after the driver makes a graph executable. What driver overhead grows by in between is added to
+ * device->executable_bytes, at the latest when driver overhead is measured next. gr_overhead_before returns the
+ * before_bytes for gr_overhead_made; 0: the overhead is not known, and gr_overhead_made must not be called. The rules
+ * for locks are those of gr_overhead_look.
  */
 uint64_t gr_overhead_before(struct gr_context *context);
 void gr_overhead_made(struct gr_context *context, uint64_t before_bytes);
 
-/* The driver has just taken memory for something else, code or a context: that is no part of the next executable. */
+/* The driver has just taken memory for code or a context. It is not counted as part of the next executable. */
 void gr_overhead_took_else(void);
 
 /* A context has ended on device, and with it what the driver took for its executables. */

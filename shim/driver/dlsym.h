@@ -4,7 +4,7 @@
 
 #include <dlfcn.h>
 
-/* The symbol version of dlsym since the first glibc for the processor; newer ones still export it. */
+/* The symbol version of dlsym in the first glibc for the processor; newer ones still export it. */
 #if defined(__x86_64__)
 #define GR_DLSYM_VERSION "GLIBC_2.2.5"
 #else

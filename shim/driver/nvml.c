@@ -61,7 +61,7 @@ static void load(struct nvml *ret)
 
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_NVML);
 
-/* Lock held. The first that is found is kept: others may read it from then on. */
+/* Lock held. Keeps what the first thread found, as other threads may read it from then on. */
 GR_HELD(lock) static void keep(const struct nvml *found)
 {
         gr_assert_locked(&lock);
@@ -81,7 +81,7 @@ bool gr_nvml_find(void)
         struct nvml found = {0};
 
         if (!atomic_load_explicit(&sought, memory_order_acquire)) {
-                /* Without the lock: a thread that holds the loader's lock may, in a constructor, wait for this one. */
+                /* Without the lock: a thread in a constructor holds the loader's lock, and may wait for this lock. */
                 load(&found);
                 gr_lock(&lock);
                 keep(&found);

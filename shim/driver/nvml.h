@@ -25,15 +25,15 @@ struct gr_nvml_memory {
  */
 bool gr_nvml_find(void);
 
-/* Whether that was done before, so that it costs nothing. */
+/* Whether gr_nvml_find has looked for NVML before, so that it costs nothing now. */
 bool gr_nvml_is_sought(void);
 
 /* The card, or MIG instance, with this UUID (36 characters without a prefix). Valid as long as the process lives. */
 int gr_nvml_device(const char *uuid, void **ret_device);
 
 /*
- * The card by its index, counted as nvidia-smi does, by its UUID with prefix, or by the beginning of that. ret_uuid: as
- * above, with a NUL at the end.
+ * The card with this index, counted as nvidia-smi does, or whose UUID with its prefix is or begins with this name.
+ * ret_uuid: its UUID without a prefix, with a NUL at the end.
  */
 int gr_nvml_device_named(const char *name, void **ret_device, char ret_uuid[37]);
 

@@ -9,12 +9,12 @@ extern struct gr_driver gr_driver;
 /*
  * Held across every call of this library or the program that maps, unmaps or releases mapped memory. Two threads that
  * at the same time remove two mappings of one handle, or a mapping and the handle, corrupt the driver's own heap
- * (docs/measurements.md, unmap-race). The program's handles are others, but it is not known whether that is enough.
- * Also guards the tables of vmm.c.
+ * (docs/measurements.md, unmap-race). The program and the library use different handles, but it is not known whether
+ * that is enough. Also guards the tables of vmm.c.
  */
 extern struct gr_lock gr_mappings GR_HIDDEN;
 
-/* Memory that was mapped for core/ in one piece: all that one handle of the driver stands for. */
+/* Memory that was mapped for core/ in one piece: the whole memory of one handle of the driver. */
 struct gr_piece {
         uint64_t ptr;
         size_t bytes;
@@ -30,8 +30,8 @@ void gr_operations_use_device(int device);
 /*
  * Notes memory that has just been mapped at ptr, and gives access to it: to device, and to every other device that can
  * reach it and of which the process has a context, now or later. gr_operations_disown ends this, after the memory was
- * unmapped. handle: of the memory; 0: it cannot be exported. gr_mappings is held at both. On failure there is no entry,
- * and the caller unmaps the memory.
+ * unmapped. handle: of the memory; 0: it cannot be exported. gr_mappings is held at both calls. On failure nothing is
+ * noted, and the caller unmaps the memory.
  */
 CUresult gr_operations_adopt(uint64_t ptr, size_t bytes, int device, uint64_t handle);
 void gr_operations_disown(uint64_t ptr);
@@ -56,8 +56,8 @@ struct gr_operations_callbacks {
 void gr_operations_init(const struct gr_operations_callbacks *callbacks);
 
 /*
- * Fills memory, and reads it: at once, on this library's stream in the context. Neither waits for work of the program,
- * and captures survive both. Used by the debug aids only. 0 or -errno.
+ * Fill and read memory at once, on this library's stream in the context. Neither waits for work of the program, and
+ * captures survive both. Used by the debug aids only. 0 or -errno.
  */
 int gr_operations_fill(CUcontext context, uint64_t ptr, unsigned char byte, size_t bytes);
 int gr_operations_read(CUcontext context, uint64_t ptr, void *to, size_t bytes);

@@ -75,7 +75,7 @@ static bool find_symbols(void *ret[SYMBOLS])
         return driver != NULL;
 }
 
-/* Held when gr_shim_state leaves UNRESOLVED or ENDING */
+/* Held when gr_shim_state leaves UNRESOLVED or ENDING, except in a child after fork. */
 static struct gr_lock resolve_lock = GR_LOCK_INIT(GR_RANK_RESOLVE);
 
 GR_HELD(resolve_lock) static enum gr_shim_state set_up_locked(void *const found[SYMBOLS])
@@ -145,7 +145,7 @@ bool gr_real_resolve(void)
         /* A signal handler that forks would wait for the lock that this thread holds. */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
-        /* Outside the lock: to register waits for a fork that is going on, and that fork may wait for the lock. */
+        /* Outside the lock: pthread_atfork waits for a fork that is going on, which may wait for the lock. */
         pthread_once(&once, watch_forks);
         gr_lock(&resolve_lock);
         if (state == GR_SHIM_UNRESOLVED && atomic_load(&gr_shim_state) == GR_SHIM_UNRESOLVED) {

@@ -8,7 +8,7 @@
 
 #include "shim.h"
 
-/* The driver's own functions; those of GR_CALL may be NULL. Written once, before gr_shim_ready. */
+/* The driver's own functions; those that are not needed may be NULL. Written once, before the state is READY. */
 struct gr_real {
 #define GR_HOOK(symbol) __typeof__(symbol) *symbol;
 #define GR_CALL(symbol) __typeof__(symbol) *symbol;
@@ -33,11 +33,11 @@ extern _Atomic int gr_shim_state GR_HIDDEN;
 extern struct gr_core gr_core GR_HIDDEN;
 
 /*
- * What is set up once gr_real is filled, by the first call of any hook. These functions lie above all hooks in the
- * order of files, so hooks do not know their names: GR_SET_UP_BY, in the file that has them, puts their addresses into
- * a section of its own. The linker does so, not a constructor, because hooks may be called before any constructor.
- * set_up is called once, under the lock of gr_real_resolve; in_child in a child after fork, also where nothing was set
- * up.
+ * The functions that set up the rest of the library. set_up is called once, by the first call of any hook, when gr_real
+ * is filled, under the lock of gr_real_resolve; in_child in a child after fork, also where nothing was set up. Both lie
+ * above all hooks in the order of files, so hooks do not know their names: GR_SET_UP_BY, in the file that has them,
+ * puts their addresses into a section of its own. The linker does so, not a constructor, because hooks may be called
+ * before any constructor.
  */
 struct gr_set_up {
         void (*set_up)(void), (*in_child)(void);
@@ -48,8 +48,8 @@ extern const struct gr_set_up __start_gr_set_up GR_HIDDEN;
         static const struct gr_set_up gr_set_up_by __attribute__((used, section("gr_set_up"))) = {set_up, in_child}
 
 /*
- * Unresolved: looks for the driver in this process and, once it is loaded, for its functions. Ending: checks whether
- * the driver still answers. Returns whether hooks may do their work. Any thread; keeps errno.
+ * In the state UNRESOLVED: looks for the driver in this process and, once it is loaded, for its functions. In the state
+ * ENDING: checks whether the driver still answers. Returns whether hooks may do their work. Any thread; keeps errno.
  */
 bool gr_real_resolve(void);
 

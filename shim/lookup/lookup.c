@@ -18,7 +18,7 @@
 
 __attribute__((visibility("hidden"))) void *gr_lookup_dlsym(void *handle, const char *name);
 
-/* The hooks, and where struct gr_real has their functions. POSIX allows the address of a function in a void *. */
+/* The hooks, and where struct gr_real has the functions behind them. POSIX allows a function's address in a void *. */
 static const struct {
         void *hook;
         size_t offset;
@@ -96,7 +96,7 @@ void *gr_lookup_dlsym(void *handle, const char *name)
         ready = gr_shim_ready();
         /*
          * RTLD_DEFAULT and the program's handle find what this library exports, also where there is no driver. The
-         * program must not take that for one.
+         * program must not take such an export for a function of a driver.
          */
         if (is_hollow(found, ready)) {
                 found = gr_real_symbol(RTLD_NEXT, name);

@@ -18,7 +18,7 @@
 #include "gpureclaim.h"
 #include "system/workers.h"
 
-/* Age of NVML's figure up to which it is reused: programs may ask often, and NVML is slow. */
+/* NVML's figure is reused up to this age, because programs may ask often and NVML is slow. */
 #define STATUS_AGE_NS UINT64_C(1000000000)
 
 #define LEAVING UINT64_MAX /* id of a slot that is being unregistered: neither free nor found by a program's id */
@@ -35,7 +35,7 @@ static struct registered table[GR_RECLAIMABLES_MAX] GR_GUARDED_BY(lock);
 static uint64_t last_id GR_GUARDED_BY(lock);
 static bool core_ready GR_GUARDED_BY(lock);
 
-/* What a purge or drop of the program has returned, as 0 or -errno: it may return either errno or -errno. */
+/* Turns the result of a purge or drop of the program, which may be errno or -errno, into 0 or -errno. */
 static int negative_errno(int rc)
 {
         return rc > 0 ? -rc : rc;
@@ -75,8 +75,8 @@ void gr_api_init(void)
 }
 
 /*
- * Lock held. id 0: a free slot. A hook of its former owner that unregistered itself may still run; the registry does
- * not reuse its own slot before that returns.
+ * Lock held. id 0 finds a free slot. A hook that has unregistered itself from that slot may still run; the registry
+ * keeps its own slot for that hook until it returns.
  */
 GR_HELD(lock) static struct registered *find_registered(uint64_t id)
 {
@@ -139,7 +139,7 @@ GR_EXPORT int gpureclaim_unregister(uint64_t id)
         if (ready)
                 rc = gr_reclaimable_unregister(&gr_core, &slot->entry);
         gr_lock(&lock);
-        assert(slot->id == LEAVING); /* so no other thread has used it meanwhile */
+        assert(slot->id == LEAVING); /* no other thread has taken the slot meanwhile */
         /* Where a hook still runs, the slot is never used again. */
         if (rc != -EBUSY)
                 slot->id = 0;

@@ -228,8 +228,8 @@ static bool refresh_for_report(struct gr_context *context, void *arg)
 
 /*
  * Opens and empties the file of GPURECLAIM_STATS_FILE. Non-blocking, because a FIFO without a reader must not stop the
- * program. Never the number of a standard stream, as what the program prints would land there. -1: failed, and the log
- * has said why.
+ * program. The descriptor never has the number of a standard stream, because the program's output would go to the
+ * file. -1: failed, and the log has said why.
  */
 static int open_report(const char *path)
 {
@@ -288,7 +288,7 @@ static void at_exit(void)
         atomic_compare_exchange_strong(&gr_shim_state, &ready, GR_SHIM_ENDING);
 }
 
-/* A context is in use: the first call opens the trace and registers what is to be done when the process exits. */
+/* Called when a device is about to be used: the first call opens the files of notes/ and registers at_exit. */
 static void note_use(void)
 {
         GR_NO_CANCEL; /* no other thread would do the rest */
@@ -300,7 +300,7 @@ static void note_use(void)
         }
 }
 
-/* Sets up the core. */
+/* Sets up the core; called once, when the driver's functions are known (GR_SET_UP_BY). */
 static void set_up(void)
 {
         struct gr_config config;

@@ -33,7 +33,7 @@ int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern, mode_
 int gr_mapped_file_open(const struct gr_mapped_file *file)
 {
         struct stat now;
-        /* To read as well: where the file system cannot take room ahead, the C library looks at what is there */
+        /* For reading as well: where the file system cannot reserve room, posix_fallocate reads what is there. */
         int fd = gr_message_begin(open(file->path.text, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
 
         if (fd < 0)

@@ -1,7 +1,7 @@
 /*
- * A file that the process maps and that others read. It is opened anew each time it grows: nothing is left open for a
- * program that closes all descriptors, or for its children; nor is it a standard stream that the program has closed and
- * may print to. The caller closes the descriptors by gr_message_end.
+ * A file that the process maps and that others read. It is opened anew each time it grows, so that no descriptor stays
+ * open: the program may close all descriptors, and its children would have it. No descriptor has the number of a
+ * standard stream, to which the program may print. The caller closes the descriptors by gr_message_end.
  */
 #ifndef GR_MAPPED_FILE_H
 #define GR_MAPPED_FILE_H
@@ -17,16 +17,16 @@ struct gr_mapped_file {
 };
 
 /*
- * Makes a new file: one that another process has mapped must not become shorter, as that process would end with SIGBUS.
- * pattern: for gr_options_expand_path; mode: as open takes it. Returns a descriptor or -errno; -EEXIST: something else
- * than a file has the name.
+ * Makes a new file in place of an old one. The old one is not shortened, because a process that has mapped it would end
+ * with SIGBUS. pattern: for gr_options_expand_path; mode: as open takes it. Returns a descriptor or -errno; -EEXIST:
+ * what has the name is not a regular file.
  */
 int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern, mode_t mode);
 
-/* The file again; -ESTALE: its name is another file's. */
+/* Opens the file again. Returns a descriptor or -errno; -ESTALE: another file has its name by now. */
 int gr_mapped_file_open(const struct gr_mapped_file *file);
 
-/* The words of the program, each with its NUL; the rest of them zeroes. bytes: above 0. */
+/* Writes the program's command line, each word with its NUL, and fills the rest with zeroes. bytes: above 0. */
 void gr_mapped_file_command(char *ret, size_t bytes);
 
 #endif

@@ -69,7 +69,7 @@ socklen_t gr_message_address(uint64_t number, struct sockaddr_un *address)
         return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
-/* Waits until a socket can be read (POLLIN) or written (POLLOUT). False: not until deadline_ns. */
+/* Waits until a socket can be read (POLLIN) or written (POLLOUT). False: it was not ready by deadline_ns. */
 static bool is_ready(int fd, short events, uint64_t deadline_ns)
 {
         struct pollfd look = {.fd = fd, .events = events};
@@ -141,7 +141,7 @@ bool gr_message_receive(int socket, void *data, size_t bytes, int *ret_fd, uint6
         while (received < 0 && (errno == EINTR || errno == EAGAIN));
         header = received > 0 ? CMSG_FIRSTHDR(&message) : NULL;
         if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-                count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int); /* as it is padded, it may hold more than one */
+                count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int); /* the padded room may hold more than one */
                 assert(count <= sizeof(fds) / sizeof(fds[0])); /* the kernel wrote no more than there is room */
                 memcpy(fds, CMSG_DATA(header), count * sizeof(int));
         }

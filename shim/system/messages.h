@@ -1,7 +1,7 @@
 /*
- * Messages between processes of this library, with descriptors, over Unix sockets of kind SOCK_SEQPACKET that have
- * abstract names. There is no CUDA in this file. Any thread may call these functions; they may change errno.
- * deadline_ns is a time on the clock of gr_platform_now_ns.
+ * Messages, which may carry a file descriptor, between processes that use this library. They go over Unix sockets of
+ * type SOCK_SEQPACKET with abstract names. There is no CUDA in this file. Any thread may call these functions; they may
+ * change errno. deadline_ns is a time on the clock of gr_platform_now_ns.
  */
 #ifndef GR_MESSAGES_H
 #define GR_MESSAGES_H
@@ -16,8 +16,8 @@
 socklen_t gr_message_address(uint64_t number, struct sockaddr_un *address);
 
 /*
- * For a descriptor that has just been opened. If it is 0, 1 or 2, moves it to a higher number, as the program may have
- * closed its standard streams. Returns the number; -1: fd was negative, or there is no other number.
+ * For a descriptor that has just been opened. If it is 0, 1 or 2, moves it to a higher number: the program has closed
+ * a standard stream, and may still print to it. Returns the number; -1: fd was negative, or no higher number is free.
  */
 int gr_message_off_streams(int fd);
 
@@ -29,17 +29,17 @@ int gr_message_begin(int fd);
 void gr_message_end(int fd);
 
 /*
- * Whether the process at the other end is of the same user as this one, or of root. With may_serve, a process of root
- * accepts every other one.
+ * Whether the process at the other end belongs to the user of this one, or to root. With may_serve, a process of root
+ * trusts every other process.
  */
 bool gr_message_is_trusted(int fd, bool may_serve);
 
-/* Sends one message, and fd with it unless that is -1. False: it could not be sent until deadline_ns, or an error. */
+/* Sends one message, and fd with it unless that is -1. False: it could not be sent by deadline_ns, or an error. */
 bool gr_message_send(int socket, const void *data, size_t bytes, int fd, uint64_t deadline_ns);
 
 /*
- * Receives one message of exactly this length, which must come with one descriptor, for the caller to close by
- * gr_message_end; with none where ret_fd is NULL. False: another message came, or none until deadline_ns, or an error.
+ * Receives one message of exactly this length. One descriptor must come with it, which the caller closes by
+ * gr_message_end, or none where ret_fd is NULL. False: a different message came, none by deadline_ns, or an error.
  */
 bool gr_message_receive(int socket, void *data, size_t bytes, int *ret_fd, uint64_t deadline_ns);
 

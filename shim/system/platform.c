@@ -127,7 +127,10 @@ uint64_t gr_platform_thread_ns(void)
         return read_clock(CLOCK_THREAD_CPUTIME_ID);
 }
 
-/* By a call that reads them and then refuses what it is to do with them (docs/measurements.md, stack-cost). */
+/*
+ * Asks the kernel for a change of the signal mask by an unknown operation. It first reads the eight bytes, which may
+ * fail with EFAULT, and then refuses the operation with EINVAL (docs/measurements.md, stack-cost).
+ */
 bool gr_platform_can_read(uint64_t address)
 {
         return syscall(SYS_rt_sigprocmask, -1, address, NULL, 8) != 0 && errno == EINVAL;

@@ -19,8 +19,8 @@ int gr_platform_identity(struct gr_identity *ret);
 enum gr_process_state gr_platform_process_state(uint32_t pid, uint64_t *ret_start);
 
 /*
- * Whether the main thread has ended and at most `ours` threads are left, the number of the library's own. Then these
- * end, too: the C library keeps a process until its last thread ends.
+ * Whether the main thread has ended and only threads of the library are left; `ours` says how many it has. They must
+ * end then, too, because a process lives until its last thread ends.
  */
 bool gr_platform_left_alone(unsigned ours);
 

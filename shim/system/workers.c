@@ -35,7 +35,7 @@ static struct {
         pthread_t list[THREADS_MAX];
         unsigned count;
 } threads GR_GUARDED_BY(threads_lock);
-static _Atomic unsigned started_running; /* of these, those that have not ended */
+static _Atomic unsigned started_running; /* how many of these threads have not ended */
 
 void gr_worker_init(void (*prepare)(void))
 {
