@@ -15,7 +15,7 @@
 #include "hooks/segment_import.h"
 
 #define ENDED_LOOK_NS 10000
-#define ALIASES_MAX   256 /* green contexts that no hook saw being made: their memory is another context's */
+#define ALIASES_MAX   256 /* of green contexts that no hook saw being made: another context owns their memory */
 
 struct alias {
         CUcontext handle, owner;

@@ -72,7 +72,7 @@ void gr_context_after_release(CUdevice dev, const struct gr_release *release, CU
 /* The driver has made a green context, so there is a primary one. counted: its release will be seen. */
 void gr_context_green_made(CUdevice dev, bool counted) GR_HELD(gr_primary_locks[dev]);
 
-/* A handle may come back as that of another context: what is known of handles that are not of contexts is forgotten. */
+/* Forgets which context owns the memory of each green context: the driver may give their handles to others. */
 void gr_context_distrust_aliases(void);
 
 /* Cleans up after each primary context that the driver has ended meanwhile. */

@@ -1,6 +1,6 @@
 /*
- * Memory of the program's graphs: the driver keeps one pool of it per device. It is charged as the pools of
- * stream_ordered.h are. Any thread may call these functions.
+ * Memory of the program's graphs, of which the driver keeps one pool per device. The pool is charged in the same way as
+ * those of stream_ordered.h. Any thread may call these functions.
  */
 #ifndef GR_GRAPH_MEMORY_H
 #define GR_GRAPH_MEMORY_H

@@ -29,7 +29,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
         return result;
 }
 
-/* Remembers the conversion, so that the owner of its memory need not be found by an allocation. */
+/* Remembers the conversion, so that no allocation is needed to find the owner of the memory. */
 GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx handle)
 {
         CUresult result = GR_REAL(cuCtxFromGreenCtx, context, handle);
@@ -39,7 +39,7 @@ GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx hand
         return result;
 }
 
-/* Destroys the green context. Its handle may come back as that of another context. */
+/* Destroys the green context. The driver may give its handle to another context. */
 static CUresult destroy(CUgreenCtx handle)
 {
         CUresult result = GR_REAL(cuGreenCtxDestroy, handle);

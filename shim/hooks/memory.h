@@ -12,10 +12,10 @@
  * errno is kept. bytes: from 1 to GR_BLOCK_MAX_BYTES. -ENOENT from a free: not a block of the pool. Where the free
  * fails, the block is unchanged.
  *
- * The inline functions are the fast path; the slow path is in memory.c. The fast path of an allocation has found
- * nothing then, or was skipped because a capture is open or allocations are noted. freed: what gr_pool_free_fast set,
- * or all zero if it was skipped because frees are noted. (An allocation does not go through gr_pool_alloc: the slow
- * path here has steps of its own before that of the pool.)
+ * The inline functions are the fast path; the slow path is in memory.c. It is called for an allocation if the fast path
+ * has found nothing, or was skipped because a capture is open or allocations are noted. freed: what gr_pool_free_fast
+ * set, or all zero if it was skipped because frees are noted. (gr_memory_alloc does not call gr_pool_alloc, because the
+ * slow path here has steps of its own before that of the pool.)
  */
 int gr_memory_alloc_slow(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr);
 int gr_memory_free_slow(CUdeviceptr ptr, struct gr_begun_free freed);

@@ -7,7 +7,7 @@
  * until the block is freed. An open mapping and its content survive that the exporter frees the block, or ends.
  *
  * The exporter listens on a Unix socket with a random abstract name, in a thread, from its first export on. Workers
- * answer; where too many processes ask at once, the thread itself does. Should the program close the socket, handles
+ * answer; where too many processes ask at once, the thread itself does. If the program closes the socket, handles
  * cannot be opened until the next export. The exporter answers processes of its own user and of root. A process without
  * the library cannot open such a handle: the driver refuses it (docs/measurements.md, mapped-export).
  *

@@ -64,8 +64,9 @@ SUBMISSION(cuLaunchCooperativeKernel, stream,
            function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, values)
 
 /*
- * A launch in a capture that may run beside the one in front of it, or that others may run beside: as after an event,
- * no memory serves twice from there on. Its own memory may have served before, so it waits for all in front of it.
+ * A launch in a capture. Its attributes may let it run beside the launch before or after it. Then no memory serves
+ * twice in that capture from there on, as after an event. If some has served twice already, the launch before may still
+ * use the memory of this one: so this one has to wait for it.
  */
 static CUresult launch_captured(const CUlaunchConfig *config, CUfunction function, void **values, void **extra,
                                 enum gr_null_stream null_stream, __typeof__(cuLaunchKernelEx) *real)

@@ -17,7 +17,7 @@ static inline bool gr_notes_are_on(void)
         return __builtin_expect(atomic_load_explicit(&gr_notes, memory_order_relaxed) != 0, 0);
 }
 
-/* Opens the files that the options name, if any; once, in the process that uses CUDA. */
+/* Opens the files that the options name, if any. Called once, in the process that uses CUDA. */
 void gr_note_init(void);
 
 /* Whether the debug aids watch new blocks. */
@@ -26,21 +26,21 @@ static inline bool gr_notes_watch(void)
         return __builtin_expect((atomic_load_explicit(&gr_notes, memory_order_relaxed) & GR_NOTES_DEBUG) != 0, 0);
 }
 
-/* The process exits: before its figures are written, and after. */
+/* The process exits: called before its figures are written, and afterwards. */
 void gr_note_ending(void);
 void gr_note_end(void);
 
-/* A context is about to end; and has ended. */
+/* Called before a context ends, and after it has ended. */
 void gr_note_context_ending(struct gr_context *context);
 void gr_note_context_gone(struct gr_context *context);
 
-/* Around each allocation of the program. rc: its result. */
+/* Called before and after each allocation of the program. rc: its result. */
 void gr_note_before_alloc(void);
 void gr_note_alloc(struct gr_context *context, CUdeviceptr ptr, size_t bytes, int rc);
 
 /*
- * Around each free. rc: its result; other than 0: it was none. in_order: in the order of a stream. Where is_over is
- * set, the debug aids have freed the block or refused that, with this rc.
+ * Called before and after each free. rc: its result; unless 0, nothing was freed. in_order: it is a free in the order
+ * of a stream. is_over: the debug aids have already freed the block or refused the free, with the result in `rc`.
  */
 struct gr_note_free {
         uint64_t before_ns;

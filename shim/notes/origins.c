@@ -24,16 +24,15 @@
 #include "system/platform.h"
 
 /*
- * A sample is one block in so many bytes: fewer while a thread spends more than 1 / COST_MOST of its time on stacks,
- * and more again below 1 / COST_LEAST. A large program may allocate 64 GiB in a second, and its stacks take 10 us and
- * more each (measurements.md, stack-cost).
+ * Sampling notes one block in SAMPLE_BYTES on average. A thread notes fewer while it spends more than 1 / COST_MOST of
+ * its time on stacks, down to one in SAMPLE_MOST, and more again below 1 / COST_LEAST. A large program may allocate 64
+ * GiB in a second, and its stacks take 10 us and more each (docs/measurements.md, stack-cost).
  */
 #define SAMPLE_BYTES ((uint64_t)64 << 20)
 #define SAMPLE_MOST  ((uint64_t)16 << 30)
 #define COST_MOST    64
 #define COST_LEAST   256
-#define COLD_STACKS                                                                                                    \
-        16 /* of each thread, not judged: the unwinder reads the tables of their frames for the first time */
+#define COLD_STACKS  16 /* the first of each thread: their time does not count, as the unwinder reads its tables */
 #define BLOCKS_AT    (sizeof(struct gr_origins_header) + GR_ORIGINS_RECORDS_MAX)
 #define MAPPED_BYTES (BLOCKS_AT + GR_ORIGINS_BLOCKS_MAX * sizeof(struct gr_origins_block))
 #define STEP         ((size_t)256 << 10) /* bytes that each part of the file grows by */
@@ -66,13 +65,13 @@ static _Thread_local struct {
         uint64_t sample_bytes; /* 0: none yet */
         int64_t left;          /* bytes until the next one */
         uint64_t noted_ns;     /* when the last one was noted */
-        uint64_t cost_ns;      /* of a stack: much less than one that takes longer than those before */
+        uint64_t cost_ns;      /* time of the last stack; one that took longer raises it by an eighth at most */
         unsigned stacks;       /* how many so far, COLD_STACKS at most */
 } own __attribute__((tls_model("initial-exec")));
 
 /*
- * Takes room on the disk: a page of the mapping without it would end the program (SIGBUS). So would a size above the
- * process's limit, in the call itself (SIGXFSZ). 0 or -errno.
+ * Reserves room on the disk: a page of the mapping without it would end the program (SIGBUS). A file above the
+ * process's size limit would end it in posix_fallocate (SIGXFSZ). 0 or -errno.
  */
 static int take_room(int fd, size_t at, size_t bytes)
 {
@@ -87,7 +86,7 @@ static int take_room(int fd, size_t at, size_t bytes)
         return -rc;
 }
 
-/* Makes one part of the file reach to `end` bytes, if it may still grow. begin: of the part. Whether it does. */
+/* Lets the part of the file that starts at begin grow to `end` bytes, if it may. Returns whether it reaches so far. */
 static __attribute__((noinline)) bool grow(_Atomic size_t *room, size_t begin, size_t end, size_t most)
 {
         GR_NO_CANCEL;
@@ -148,7 +147,7 @@ static uint64_t random_word(void)
 
 /*
  * Bytes until the next sample: of an exponential distribution, so that each byte has the same chance whatever came
- * before. By von Neumann's method, which needs comparisons only: how long a row of numbers falls.
+ * before. Drawn by von Neumann's method, which only compares random numbers: it looks how long a row of them falls.
  */
 static int64_t draw(void)
 {
@@ -183,9 +182,9 @@ static bool is_sampled(size_t bytes)
 }
 
 /*
- * The stack of a block that is noted. Of a sample, it also sets how many bytes the thread's next one is for. That the
- * chance of each byte does not depend on what came before makes it right to draw anew at any time. A single stack that
- * takes long, as tables of the unwinder are read for it, is no reason for fewer.
+ * The stack of a block that is noted. When sampling, it also adapts the thread's sample_bytes to the time that stacks
+ * take. The next sample may be drawn anew at any time, because the chance of each byte does not depend on what came
+ * before. A single slow stack, for which the unwinder reads tables, is no reason for fewer samples.
  */
 static uint32_t stack_here(const struct gr_stack_file *stack_file)
 {
@@ -261,7 +260,7 @@ void gr_origins_add(uint64_t address, size_t bytes)
         sample_bytes = own.sample_bytes;
         stack = stack_here(&stack_file);
         gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
-        at = search(list, address); /* it went with its context, and nobody freed it */
+        at = search(list, address); /* found where an older block went with its context, and was not freed */
         if (!at) {
                 at = part->spare;
                 if (at) {
@@ -296,7 +295,7 @@ struct gr_origins_found gr_origins_find(uint64_t address)
         struct part *part = &parts[list % LOCKS];
         struct gr_origins_found found = {0};
 
-        if (!atomic_load_explicit(&heads[list], memory_order_acquire)) /* most, where only a sample is noted */
+        if (!atomic_load_explicit(&heads[list], memory_order_acquire)) /* most lists, where only a sample is noted */
                 return found;
         gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
         found.block = search(list, address);
@@ -306,7 +305,7 @@ struct gr_origins_found gr_origins_find(uint64_t address)
         return found;
 }
 
-/* Lock held. Takes the block out of its list; it can be used again. */
+/* Lock held. Moves the block from its list to those that can be used again. */
 static void take_out(size_t list, uint32_t block)
 {
         struct part *part = &parts[list % LOCKS];
@@ -331,7 +330,7 @@ void gr_origins_remove(uint64_t address, struct gr_origins_found found)
         struct gr_origins_block *block = &blocks[found.block - 1];
 
         gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
-        /* Unless it is the next block at this address by now */
+        /* Not where a later block at this address has taken its place. */
         if (atomic_load_explicit(&block->address, memory_order_relaxed) == address && block->time_ns == found.time_ns) {
                 atomic_store_explicit(&block->address, 0, memory_order_relaxed);
                 take_out(list, found.block);
@@ -356,7 +355,7 @@ void gr_origins_context_gone(void)
                 struct gr_block_info info;
 
                 if (address)
-                        found = gr_origins_find(address); /* first: the block may be another one after the look-up */
+                        found = gr_origins_find(address); /* before the ledger is asked: not a later block there */
                 if (found.block && (gr_ledger_find(gr_core.ledger, address, &info) != 0 || !info.live))
                         gr_origins_remove(address, found);
         }
@@ -369,7 +368,7 @@ static void *map(size_t bytes)
         return mapped == MAP_FAILED ? NULL : mapped;
 }
 
-/* The record of this number and kind, which has so many bytes or more; NULL: there is none. */
+/* The record with this number, if it is of this kind and has at least `least` bytes; else NULL. */
 static const struct gr_origins_record *record_at(uint64_t number, enum gr_origins_kind kind, size_t least)
 {
         size_t end = atomic_load_explicit(&header->records_bytes, memory_order_acquire), at = number * 8;
@@ -380,7 +379,7 @@ static const struct gr_origins_record *record_at(uint64_t number, enum gr_origin
         return found->kind == (uint32_t)kind && found->bytes >= least && found->bytes <= end - at ? found : NULL;
 }
 
-/* Frames of a stack, the innermost first: those of Python, where it has some. */
+/* Frames of a stack, the innermost first; where it has frames of Python, only from the innermost of these on. */
 struct frames {
         const uint64_t *list;
         size_t count;
@@ -441,8 +440,9 @@ void gr_origins_text(uint32_t stack, char *buf, size_t buf_bytes)
 }
 
 /*
- * Of each stack the place that allocates. Where another one has the same place, also the innermost one in which the two
- * differ: a runtime linked into the program, or a function that allocates for others, says little.
+ * Tells for each stack the place that allocates. Where another stack begins with the same frames, also the innermost
+ * frame in which the two differ: a runtime linked into the program, or a function that allocates for others, says
+ * little.
  */
 static void tell_places(const uint32_t *stacks, unsigned count, struct gr_oom_origin *ret)
 {
@@ -492,7 +492,7 @@ static unsigned rank(const struct sum *sums, uint32_t stack, uint32_t *largest, 
         return count;
 }
 
-/* Reads the block at this place. False: it is none, or not memory of the device that the program has. */
+/* Reads the block at this place. False: there is none, or it is not live memory of the device. */
 static bool read_live(uint64_t i, int device, struct gr_origins_block *ret)
 {
         uint64_t address = atomic_load_explicit(&blocks[i].address, memory_order_acquire);
@@ -517,7 +517,7 @@ static unsigned find_largest(int device, struct gr_oom_origin ret[GR_OOM_ORIGINS
 {
         uint64_t block_count = atomic_load_explicit(&header->blocks, memory_order_relaxed);
         size_t stacks = atomic_load_explicit(&header->records_bytes, memory_order_relaxed) / 8;
-        struct sum *sums = map(stacks * sizeof(*sums)); /* by record; mostly holes */
+        struct sum *sums = map(stacks * sizeof(*sums)); /* by number of record; most stay unused */
         uint32_t largest[GR_OOM_ORIGINS];
         struct gr_origins_block block;
         unsigned count = 0;
@@ -559,7 +559,7 @@ GR_HELD(lock) static int create(void)
                 snprintf(standard.text, sizeof(standard.text), GR_ORIGINS_NAME, *folder);
                 pattern = standard.text;
         }
-        /* Unless the user chose the place, which may then be for others as well */
+        /* Only for the user's own eyes, unless the user chose the place, which may be for others as well. */
         fd = gr_mapped_file_create(&file, pattern, pattern == standard.text ? 0600 : 0666);
         if (fd < 0)
                 return fd;

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Makes the file, if the option asks for it; once, in the process that uses CUDA. Returns whether there is one. */
+/* Makes the file, if the option asks for it. Called once, in the process that uses CUDA. Returns whether it exists. */
 bool gr_origins_init(void);
 
 /* The process exits: removes the file, unless the program's user named it. */
@@ -16,8 +16,8 @@ void gr_origins_end(void);
 void gr_origins_add(uint64_t address, size_t bytes);
 
 /*
- * Around a free: the block is found before it, since the address may be used again at once, and removed once the free
- * has succeeded. 0: not among the blocks.
+ * Called before and after a free. The block is found before it, since the address may be used again at once, and
+ * removed once the free has succeeded. block 0: the block was not noted.
  */
 struct gr_origins_found {
         uint32_t block;
@@ -26,7 +26,7 @@ struct gr_origins_found {
 struct gr_origins_found gr_origins_find(uint64_t address);
 void gr_origins_remove(uint64_t address, struct gr_origins_found found);
 
-/* The number of the stack that allocated the block; 0: not noted. It stays when the block is removed. */
+/* The number of the stack that allocated the block; 0: not noted. The number stays valid when the block is removed. */
 uint32_t gr_origins_stack(uint64_t address);
 
 /*

@@ -9,9 +9,10 @@
 /* Offsets in the structures of CPython on 64-bit processors, the same in all releases of one version. */
 struct layout {
         char version[6];
-        uint8_t thread_frame, through_cframe; /* in the thread; 255: it is there itself, else in what that points to */
-        uint8_t previous, code, at, owner;    /* in a frame; owner 0: none */
-        bool at_is_index;                     /* `at` is a number of instructions, not an address */
+        /* The thread points to its frame; or, unless NOT_THROUGH, to a cframe that points to it, at through_cframe. */
+        uint8_t thread_frame, through_cframe;
+        uint8_t previous, code, at, owner;            /* in a frame; owner 0: none */
+        bool at_is_index;                             /* `at` is a number of instructions, not an address */
         uint8_t name, file, first_line, instructions; /* in code */
         uint8_t ascii, compact;                       /* sizes of the headers of texts */
 };
@@ -20,7 +21,7 @@ struct layout {
 #define PAGES            16
 #define NOT_THROUGH      255
 #define FRAME_BYTES      104
-#define FRAME_BYTES_311  72 /* since 3.11; what is behind them may be another page */
+#define FRAME_BYTES_311  72 /* since 3.11; the bytes behind them may be on a page that is not there */
 #define CODE_BYTES       136
 #define OWNED_BY_C_STACK 3 /* a frame of no function */
 
@@ -41,12 +42,12 @@ static struct {
         uintptr_t loop, loop_end;
 } python; /* final when layout is set */
 
-/* Pages that are there, so that each is asked for once in a look. Page 0 is none. */
+/* Pages that are known to be there, so that one look asks the kernel only once for each. 0: none. */
 struct reader {
         uint64_t pages[PAGES];
 };
 
-/* Copies memory that may not be there; false: it is not. For each page the kernel is asked. */
+/* Copies memory that may not be there: asks the kernel for each page first. False: it is not there. */
 static bool peek(struct reader *reader, uint64_t address, void *to, size_t bytes)
 {
         if (address < PAGE_BYTES || address + bytes < address)
@@ -72,7 +73,7 @@ static uint64_t word_at(const char *bytes, size_t offset)
         return word;
 }
 
-/* A library of the process, as the loader tells of it, and what finds a name in it. */
+/* A library of the process, as the loader describes it, with its tables for finding a symbol. */
 struct library {
         uintptr_t base;
         const ElfW(Sym) * symbols;
@@ -154,7 +155,7 @@ static int find_interpreter(struct dl_phdr_info *info, size_t bytes, void *arg)
         return find_symbol(&process->interpreter, "Py_GetVersion") != NULL;
 }
 
-/* The linker may have put what the program uses of a library into the program. */
+/* A library's variable. If the program uses it, the linker may have put it into the program (a copy relocation). */
 static void *data_of(const struct process *process, const char *name)
 {
         void *data = address_of(&process->program, name);
@@ -162,7 +163,7 @@ static void *data_of(const struct process *process, const char *name)
         return data ? data : address_of(&process->interpreter, name);
 }
 
-/* Not by dlsym, whose lock another thread may hold while it runs a constructor that waits for this one. */
+/* Does not use dlsym: another thread may hold its lock while it runs a constructor that waits for this thread. */
 bool gr_python_find(void)
 {
         static _Atomic bool finding;
@@ -213,7 +214,7 @@ struct text {
         uint32_t letter_bytes;
 };
 
-/* False: it is none, or not in one piece. */
+/* False: there is no text at the address, or it is not in one piece. */
 static bool open_text(const struct layout *of, struct reader *reader, uint64_t address, struct text *ret)
 {
         char head[40];
@@ -227,7 +228,7 @@ static bool open_text(const struct layout *of, struct reader *reader, uint64_t a
                ret->letters <= INT32_MAX;
 }
 
-/* Tells texts apart, by their ends: what begins with a long path ends with the file's name. */
+/* A number that tells texts apart by their ends, because the paths of many files begin alike. */
 static uint64_t mark_text(const struct layout *of, struct reader *reader, uint64_t address)
 {
         char end[32] = {0};

@@ -26,10 +26,11 @@
 extern const char __ehdr_start[] GR_HIDDEN, _end[] GR_HIDDEN;
 
 /*
- * The unwinder is linked into the library, because where it finds no table for an address, it reads the code there, to
- * see whether a signal handler returns to it. The outermost function of a coroutine may return to any number, and then
- * that would end the program. So its look-up of tables is this one (--wrap): the process's own, which also knows of
- * code that was made at run time. Where it finds none and the code cannot be read, the unwinder is left.
+ * The unwinder is linked into the library, so that this function can replace its look-up of tables (--wrap). Where the
+ * unwinder finds no table for an address, it reads the code there, to see whether a signal handler returns to it. But
+ * the return address of a coroutine's outermost function may be any number, and reading there would end the program.
+ * This function asks the process's own look-up, which also knows code that was made at run time. If that finds no table
+ * and the code cannot be read, it jumps out of the unwinder.
  */
 const void *__wrap__Unwind_Find_FDE(void *pc, void *ret_bases) GR_HIDDEN;
 static const void *(*find_table)(void *pc, void *ret_bases);
@@ -38,7 +39,7 @@ static _Thread_local jmp_buf *leave __attribute__((tls_model("initial-exec")));
 const void *__wrap__Unwind_Find_FDE(void *pc, void *ret_bases)
 {
         const void *table = find_table(pc, ret_bases);
-        uint64_t code = (uintptr_t)pc + 1; /* the unwinder asks for the byte before it, and would read less than 16 */
+        uint64_t code = (uintptr_t)pc + 1; /* pc is the byte before; the unwinder would read fewer than 16 here */
 
         if (!table && leave && (!gr_platform_can_read(code) || !gr_platform_can_read(code + 8)))
                 longjmp(*leave, 1);
@@ -46,21 +47,21 @@ const void *__wrap__Unwind_Find_FDE(void *pc, void *ret_bases)
 }
 
 /*
- * What has a record, by its hash: stacks, once as they are in memory and once as they are recorded, modules and
- * functions of Python. Read without the lock. Two of them have the same hash once in a thousand million programs.
+ * A table of what has a record, by its hash: modules, functions of Python, and stacks, each once as it is in memory and
+ * once as it is recorded. Read without the lock. Two entries have the same hash once in a thousand million programs.
  */
 static struct known {
         _Atomic uint64_t hash; /* written last */
         uint32_t record;
 } * known;
 static unsigned known_count;
-static _Atomic bool is_full;                                /* of them, or of records: later stacks have none */
+static _Atomic bool is_full;                                /* no room in the table or file: no more records */
 static char program[PATH_MOST];                             /* its file: the loader has no name for it */
-static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_ORIGINS); /* records are added */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_ORIGINS); /* held while records are added */
 
 struct stack {
         unsigned native_count, python_count;
-        bool to_python; /* leave out what is below the interpreter */
+        bool to_python; /* leave out native frames from the interpreter's loop outward */
         uintptr_t native[NATIVE_MOST];
         struct gr_python_frame python[PYTHON_MOST];
 };
@@ -116,7 +117,7 @@ static _Unwind_Reason_Code step(struct _Unwind_Context *context, void *arg)
         if (!ip || stack->native_count == NATIVE_MOST || (stack->to_python && gr_python_is_loop(ip)))
                 return _URC_END_OF_STACK;
         if (ip - (uintptr_t)__ehdr_start >= (uintptr_t)(_end - __ehdr_start))
-                stack->native[stack->native_count++] = ip + (unsigned)before; /* it is of the call before it */
+                stack->native[stack->native_count++] = ip + (unsigned)before; /* always one past the call */
         return _URC_NO_REASON;
 }
 
@@ -130,7 +131,7 @@ static void unwind(struct stack *stack)
         leave = outer;
 }
 
-/* How often libraries were loaded and unloaded: an address may be in another one since. */
+/* How often libraries were loaded and unloaded: after a change an address may be in another library. */
 static int count_changes(struct dl_phdr_info *info, size_t bytes, void *arg)
 {
         (void)bytes;
@@ -138,7 +139,7 @@ static int count_changes(struct dl_phdr_info *info, size_t bytes, void *arg)
         return 1;
 }
 
-/* Whether the module has this part of itself in memory. */
+/* Whether this part of the module is in memory. */
 static bool is_loaded(const struct dl_phdr_info *info, const ElfW(Phdr) * part)
 {
         for (int i = 0; i < info->dlpi_phnum; i++) {
@@ -151,7 +152,7 @@ static bool is_loaded(const struct dl_phdr_info *info, const ElfW(Phdr) * part)
         return false;
 }
 
-/* ELF's note with the build's identity, where the module has one. */
+/* Reads the module's build ID, an ELF note, where it has one. */
 static void read_build_id(const struct dl_phdr_info *info, struct gr_origins_module *module)
 {
         for (int i = 0; i < info->dlpi_phnum; i++) {
@@ -313,7 +314,7 @@ uint32_t gr_stack_here(const struct gr_stack_file *file)
         stack.python_count = gr_python_frames(stack.python, PYTHON_MOST);
         stack.to_python = stack.python_count > 0;
         unwind(&stack);
-        hash = mix(0, changes & UINT32_MAX); /* where libraries only come, an address stays what it is */
+        hash = mix(0, changes & UINT32_MAX); /* unloads only: a load changes the meaning of no address */
         for (unsigned i = 0; i < stack.native_count; i++)
                 hash = mix(hash, stack.native[i]);
         for (unsigned i = 0; i < stack.python_count; i++)

@@ -31,14 +31,14 @@ static _Thread_local struct {
         struct gr_trace_entry *next, *end;
         uint64_t batch;
         uint32_t thread; /* its number in the system; 0: not asked yet */
-        bool missed;     /* the driver was asked for the request that the thread is at */
+        bool missed;     /* the thread's present request is no hit: the driver or the ladder was needed */
 } own __attribute__((tls_model("initial-exec")));
 
 static struct gr_trace_header *header; /* mapped, with the batches behind it, until the process ends */
-static _Atomic uint64_t batches, ring; /* the header has copies, which others may write to */
+static _Atomic uint64_t batches, ring; /* not read from the header: other processes may write to the file */
 static uint64_t begin_ns;
 
-static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_TRACE); /* the file grows; held across write */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_TRACE); /* held while the file grows, also across write */
 static struct gr_mapped_file file GR_GUARDED_BY(lock);
 
 /*
@@ -95,14 +95,14 @@ static void claim_batch(void)
         own.next = (struct gr_trace_entry *)(header + 1) + batch % ring * GR_TRACE_BATCH;
         own.end = own.next + GR_TRACE_BATCH;
         if (batch >= ring)
-                memset(own.next, 0, BATCH_BYTES); /* no entry is ever half of before */
+                memset(own.next, 0, BATCH_BYTES); /* so that no entry mixes old and new contents */
         if (!own.thread)
                 own.thread = (uint32_t)syscall(SYS_gettid);
 }
 
 /*
- * Whether another thread may soon use the thread's batch again: it has written so little that others are half the file
- * ahead of it.
+ * Whether another thread may soon reuse the batch of this one, which has written so little that others are half the
+ * file ahead of it.
  */
 static bool is_behind(void)
 {
@@ -180,7 +180,7 @@ GR_HELD(lock) static int create_trace(void)
                 else
                         header = mapped;
         }
-        if (rc && rc != -ESTALE) /* that is another process's */
+        if (rc && rc != -ESTALE) /* -ESTALE: the file of this name is another process's by now */
                 unlink(file.path.text);
         gr_message_end(fd);
         return rc;
