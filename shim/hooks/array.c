@@ -22,9 +22,9 @@
 
 #define TILE_BYTES UINT64_C(64)
 #define TILE_ROWS  UINT64_C(8)
-#define MOST_TILES UINT64_C(16) /* in a block, where the array has no depth */
-#define DEEP_TILES UINT64_C(4)  /* in a block, where it has */
-#define MOST_DEEP  UINT64_C(8)  /* slices in a block, where it has */
+#define MOST_TILES UINT64_C(16) /* in a block of an array without depth */
+#define DEEP_TILES UINT64_C(4)  /* in a block of an array with depth */
+#define MOST_DEEP  UINT64_C(8)  /* slices in a block of an array with depth */
 #define STEP_BYTES (UINT64_C(64) << 10)
 
 struct request {

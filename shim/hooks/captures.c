@@ -13,12 +13,12 @@ static struct gr_capture *capturing GR_GUARDED_BY(capturing_lock);
 static unsigned capturing_count GR_GUARDED_BY(capturing_lock), capturing_room GR_GUARDED_BY(capturing_lock);
 static uint64_t captures_begun GR_GUARDED_BY(capturing_lock);
 /*
- * For good, of what is allocated while several captures are open, or when there is no memory for a hold of its own.
- * NULL: no capture has begun yet.
+ * The hold of what is allocated while several captures are open, or where there was no memory for another hold. It is
+ * kept until the process ends. NULL: no capture has begun yet.
  */
 static struct gr_graph_hold *unknown_hold GR_GUARDED_BY(capturing_lock);
 
-static _Atomic unsigned objects; /* user objects that the driver has from here */
+static _Atomic unsigned objects; /* how many user objects made here the driver still has */
 static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
 static pthread_key_t thread_key; /* set in threads that have begun a capture: thread_ends */
 static bool thread_key_made;
@@ -107,8 +107,8 @@ void gr_captures_context_gone(CUcontext context)
 }
 
 /*
- * Captures on the thread's own stream end with it. Those on other streams stay open, and are no thread's from now on: a
- * later thread may have the same address for its own stream.
+ * Captures on the thread's own stream end with it. Those that it began on other streams stay open, and belong to no
+ * thread from now on, because a later thread may have the same address for its own stream.
  */
 static void thread_ends(void *stream)
 {
@@ -192,7 +192,7 @@ void gr_capture_became(uint64_t number, CUgraph graph)
                 if (capturing[i].number == number)
                         hold = capturing[i].hold;
         if (hold)
-                gr_graph_hold_retain(hold); /* for good, if the driver refuses */
+                gr_graph_hold_retain(hold); /* until the process ends, if the driver refuses the object */
         gr_unlock(&capturing_lock);
         if (hold && gr_real.cuUserObjectCreate && gr_real.cuGraphRetainUserObject &&
             gr_real.cuUserObjectCreate(&object, hold, destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) ==
@@ -208,8 +208,8 @@ bool gr_captures_have_objects(void)
 }
 
 /*
- * The captures because of which the driver would refuse the calling thread, whose mode is this, an allocation: how many
- * there are, and the first one. Lock held.
+ * Lock held. Because of some captures the driver would refuse an allocation of the calling thread, whose mode is given.
+ * Returns how many these are, and the first one.
  */
 static GR_HELD(capturing_lock) unsigned refusing(CUstreamCaptureMode mode, struct gr_capture **ret_first)
 {

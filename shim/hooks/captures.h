@@ -1,6 +1,6 @@
 /*
- * The captures that are open. While there is one, the library must not record events of its own, those of fences. And
- * what is allocated for their graphs is kept for these (core/alloc/graph_hold.h).
+ * The captures that are open. While there is one, the library must not record the events of its fences. What is
+ * allocated in a capture is kept for the capture's graph (core/alloc/graph_hold.h).
  */
 #ifndef GR_CAPTURES_H
 #define GR_CAPTURES_H
@@ -15,14 +15,14 @@
 struct gr_capture {
         const void *stream; /* gr_capture_identity of its stream */
         CUcontext context;  /* the stream's; for a stream of a green context the one that owns its memory */
-        CUcontext current;  /* of a per-thread stream the current one: a thread has a stream in each; else NULL */
-        uint64_t number;    /* in the order in which they began, from 1 */
-        /* What decides whose memory an allocation is (gr_captures_hold). */
-        const void *thread; /* that began it, as gr_capture_own_stream; NULL: it has ended */
+        CUcontext current;  /* for a per-thread stream, of which a thread has one in each context; else NULL */
+        uint64_t number;    /* in the order in which captures began, from 1 */
+        /* By these two gr_captures_hold finds the capture that an allocation belongs to. */
+        const void *thread; /* which began it, by its gr_capture_own_stream; NULL: the thread has ended */
         CUstreamCaptureMode mode;
         bool forked;                /* work on several streams may use what it was given (gr_capture_may_fork) */
-        bool unordered;             /* its later work may run beside the earlier one, as its nodes are set by hand */
-        struct gr_graph_hold *hold; /* of what it was given, with the list as a user; NULL: nothing yet */
+        bool unordered;             /* its later work may run beside its earlier work: nodes are set by hand */
+        struct gr_graph_hold *hold; /* of what it was given; the list of captures is a user; NULL: nothing yet */
 };
 
 /* Which stream a function of the driver means by stream 0. One with _ptsz at its end means the thread's own. */
@@ -38,8 +38,8 @@ const void *gr_capture_identity(CUstream stream, enum gr_null_stream null_stream
 const void *gr_capture_own_stream(void);
 
 /*
- * Whether the stream is being captured, or cannot be asked because another one is. Costs nothing while there is no
- * capture. The legacy stream cannot be asked while any blocking stream is captured.
+ * Whether the stream is being captured, or the driver cannot be asked because another stream is: it cannot be asked
+ * about the legacy stream while any blocking stream is captured. Costs nothing while there is no capture.
  */
 bool gr_capture_on(CUstream stream, enum gr_null_stream null_stream);
 
@@ -94,15 +94,15 @@ void gr_captures_hold(uint64_t ptr);
  */
 bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
-/* What lets work be captured that runs beside the capture's stream. */
+/* How work gets into a capture that may run beside the work of the capture's stream. */
 enum gr_fork {
         GR_FORK_BY_EVENT, /* an event: the work follows what was captured before it */
         GR_FORK_BY_HAND,  /* the program itself, by hand: the work need not follow anything */
 };
 
 /*
- * The slow path of gr_capture_may_fork. stream: as in struct gr_capture; NULL: whatever is captured. Returns whether a
- * block may already have served twice in one of these captures.
+ * The slow path of gr_capture_may_fork, for the captures on the stream (as in struct gr_capture; NULL: all captures).
+ * Returns whether a block may already have served twice in one of these captures.
  */
 bool gr_capture_forks(const void *stream, enum gr_fork fork);
 
@@ -117,8 +117,8 @@ static inline bool gr_captures_are_open(void)
 
 /*
  * Called before the program records an event on the stream, or learns the graph under construction. In a capture
- * another stream may wait for that event, and nodes may be added by hand; such work is then beside that of the stream.
- * A new owner of a block would no longer wait for the old one. So from here on no block serves twice in that capture.
+ * another stream may wait for that event, and nodes may be added by hand; such work may run beside the stream's work. A
+ * new owner of a block would no longer wait for the old one. So from here on no block serves twice in that capture.
  */
 static inline void gr_capture_may_fork(CUstream stream, enum gr_null_stream null_stream, enum gr_fork fork)
 {
@@ -128,7 +128,8 @@ static inline void gr_capture_may_fork(CUstream stream, enum gr_null_stream null
 
 /*
  * Called before the calling thread submits work to the stream, while a capture is open. Work that is not captured may
- * use what a capture was given, and still run when its graph is launched: then no memory serves twice in that capture.
+ * use what a capture was given, and still run when its graph is launched. So from then on no memory serves twice in
+ * that capture.
  */
 void gr_captures_note_work(CUstream stream, enum gr_null_stream null_stream);
 

@@ -61,7 +61,7 @@ struct node {
         uint64_t bytes;
 };
 
-/* What a graph has allocated so far on the device of its first allocation; other devices are charged after a launch. */
+/* What a graph has allocated so far on the device of its first allocation. Others are charged after a launch only. */
 struct walk {
         int device; /* -1: none yet */
         uint64_t bytes, peak_bytes;
@@ -71,7 +71,7 @@ struct walk {
 
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_GRAPHS); /* no call of the driver under it */
 static struct exec *execs GR_GUARDED_BY(lock);
-static _Atomic unsigned exec_count; /* of those that need memory */
+static _Atomic unsigned exec_count; /* how many of them need memory */
 
 static void allocated(struct walk *walk, const CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
@@ -271,7 +271,7 @@ GR_HELD(lock) static void count_exec(const struct exec *exec, int sign)
                 gr_budget_add(&exec->counts_on->executables, (uint64_t)sign);
 }
 
-/* Takes what is known of this handle out of the table. NULL: nothing. */
+/* Takes the entry of this handle out of the table. NULL: there is none. */
 static struct exec *take_exec(CUgraphExec handle)
 {
         struct exec *exec;
@@ -288,7 +288,7 @@ static struct exec *take_exec(CUgraphExec handle)
         return exec;
 }
 
-/* Puts it in. It is not known where there is no memory for the table, or by now another one with its handle. */
+/* Enters it, or frees it where the table has no memory for it, or by now an entry of another one with its handle. */
 static void put_exec(struct exec *exec)
 {
         gr_lock(&lock);
@@ -303,8 +303,8 @@ static void put_exec(struct exec *exec)
 }
 
 /*
- * After an instantiation. Without memory for the entry it is not counted, its launches are not checked, and are charged
- * afterwards.
+ * Called after an instantiation. Where there is no memory for its entry, the executable is not counted; its launches
+ * are not checked, but charged afterwards.
  */
 static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph)
 {
@@ -316,7 +316,7 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
         GR_NO_CANCEL;             /* the driver is asked about each node */
-        free(take_exec(*handle)); /* that of a graph which was destroyed by a call that no hook has seen */
+        free(take_exec(*handle)); /* left by an executable that was destroyed by a call that no hook has seen */
         context = gr_context_current();
         if (gr_overhead_counted() && context)
                 gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);
@@ -341,7 +341,7 @@ looked:
 }
 
 /*
- * A call for a graph was refused for lack of memory, the driver does not say of how much: climbs the ladder, which
+ * A call for a graph failed for lack of memory, and the driver does not say how much it lacks: climbs the ladder, which
  * calls attempt after each rung.
  */
 static void climb(int (*attempt)(void *arg), void *arg)
@@ -356,9 +356,9 @@ static void climb(int (*attempt)(void *arg), void *arg)
 
 /*
  * While another thread waits for the stream, the driver may launch a graph that has user objects and answer
- * CUDA_ERROR_UNKNOWN all the same (docs/measurements.md, user-object-launch). The objects are this library's: without
- * them the program would have got CUDA_SUCCESS. If the context is broken, its next call says so. Not for a launch that
- * is captured: it runs nothing yet, and without it the program's graph would lack a part.
+ * CUDA_ERROR_UNKNOWN all the same (docs/measurements.md, user-object-launch). The user objects are the library's, and
+ * without them the program would have got CUDA_SUCCESS: so that is returned. If the context is broken, the next call in
+ * it says so. An error of a launch that is captured is passed on: the program's graph lacks that launch.
  */
 static int submit_to_driver(struct request *request)
 {
@@ -371,7 +371,7 @@ static int submit_to_driver(struct request *request)
         return gr_errno_of(request->result);
 }
 
-/* An attempt of which no memory is known. */
+/* An attempt for a graph whose need of memory is not known. */
 static int attempt_unknown(void *arg)
 {
         return submit_to_driver(arg);
@@ -493,7 +493,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
         return upload(exec, stream, GR_NULL_PER_THREAD, gr_real.cuGraphUpload_ptsz);
 }
 
-/* An instantiation, by the one of these that is not NULL. */
+/* An instantiation, by the one of the first three fields that is not NULL. */
 struct instantiation {
         __typeof__(cuGraphInstantiate) *first;
         __typeof__(cuGraphInstantiateWithFlags) *with_flags;
@@ -618,7 +618,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, 
                                 gr_real.cuGraphUpload_ptsz);
 }
 
-/* Forgotten first: as soon as it is destroyed, another graph may get the same handle. */
+/* The entry is taken out first: as soon as the executable is destroyed, another one may get the same handle. */
 GR_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle)
 {
         struct exec *exec;

@@ -2,7 +2,8 @@
  * Imported memory: memory of other processes or interfaces that this process opens by legacy IPC, pools, or external
  * memory. Opening it takes nothing from the card, and it is in the account of its exporter. So it is counted as
  * GR_MEMORY_IMPORTED only, and no request is refused because of it. It is no block of the pool: the driver answers all
- * questions about its addresses, and frees it. Mapping it takes no memory; those hooks only tell the pool the address.
+ * questions about its addresses, and frees it. Mapping it takes no memory; the hooks for that only tell the pool the
+ * address.
  *
  * Memory that this process exported as a descriptor and imports again is in its account already. Such a descriptor is
  * marked when it is made: this process becomes its owner for signals (F_SETOWN). The mark belongs to the open file, so
@@ -191,7 +192,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
         return result;
 }
 
-/* Memory of a pool can be shared only after its pool: so the hooks of the pool's export and import suffice. */
+/* Memory of a pool can be shared only once the pool itself is, so hooks for export and import of the pool suffice. */
 GR_EXPORT CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool,
                                                             CUmemAllocationHandleType type, unsigned long long flags)
 {

@@ -13,7 +13,7 @@ void gr_ipc_begin_sharing(void);
 /* Marks a descriptor for memory of this process, before the program gets it, so that an import can recognise it. */
 void gr_ipc_mark(int fd);
 
-/* Whether such a descriptor, or a copy of it, stands for memory of this process. */
+/* Whether the descriptor, or one that it is a copy of, was marked by this process. */
 bool gr_ipc_is_own(int fd);
 
 #endif

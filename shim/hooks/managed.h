@@ -4,7 +4,6 @@
 
 #include "shim.h"
 
-/* cuMemFree of memory that is no block of the pool. */
 CUresult gr_managed_free_accounted(CUdeviceptr ptr);
 
 #endif

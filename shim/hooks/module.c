@@ -21,8 +21,8 @@ static int within_limit(void *arg)
 }
 
 /*
- * The driver has just taken memory for the current context. Whether the limit holds, or does after a climb of the
- * ladder.
+ * Called when the driver has just taken memory for the current context. Returns whether the limit holds, if need be
+ * after a climb of the ladder.
  */
 static bool fits(void)
 {

@@ -4,8 +4,8 @@
  * check limits, and its list of processes would contradict the share.
  *
  * NVML's own function is called first, so that errors, versions and NULL are as without this library. A process that
- * uses NVML but has not initialised CUDA must not be made to do so; then the share comes from the options, and from the
- * region what the group has taken. This file never loads NVML, but keeps it loaded once it is found.
+ * uses NVML but has not initialised CUDA must not be made to do so; then the share comes from the options, and what the
+ * group has reserved comes from the region. This file never loads NVML, but keeps it loaded once it is found.
  */
 #include "hooks/nvml_views.h"
 
@@ -38,8 +38,8 @@ GR_EXPORT int nvmlDeviceGetMemoryInfo(void *nvml_device, struct gr_nvml_memory *
 GR_EXPORT int nvmlDeviceGetMemoryInfo_v2(void *nvml_device, struct memory_v2 *memory);
 
 /*
- * NVML's functions; constant once found is true. Old libraries lack some: those are NULL, and a hooked one among them
- * is not used either.
+ * NVML's functions; constant once found is true. Old libraries lack some: those are NULL, and dlsym finds no hooks for
+ * them.
  */
 static struct {
         _Atomic bool found;
@@ -74,7 +74,7 @@ static bool find_real(void)
 
         if (atomic_load_explicit(&real.found, memory_order_acquire))
                 return true;
-        /* Without the lock: a thread that has the loader's lock may wait for this one in a constructor. */
+        /* Without the lock: a thread in a constructor holds the loader's lock, and may wait for this lock. */
         library = dlopen(GR_NVML_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
         if (library) {
                 for (size_t i = 0; i < HOOKS; i++)
@@ -157,7 +157,7 @@ static int find_ordinal(void *nvml_device, char text[UUID_TEXT], bool *ret_in_us
         return -1;
 }
 
-/* Refreshes the device's figures in its first context. Without a context there are none, and none is created. */
+/* Called for the device's first context: refreshes the device's figures. Without a context there are none. */
 static bool refresh_figures(struct gr_context *context, void *arg)
 {
         struct gr_device *device = arg;

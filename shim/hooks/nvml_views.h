@@ -2,10 +2,10 @@
 #ifndef GR_NVML_VIEWS_H
 #define GR_NVML_VIEWS_H
 
-/* This library's function in place of the one of NVML with this name; NULL: there is none. */
+/* The hook for NVML's function of this name; NULL: there is none. */
 void *gr_nvml_views_hook(const char *name);
 
-/* The hook of function, where it is one of NVML's and the program is to be told its share; else function. */
+/* The hook for this function of NVML, if there is one and the program is to be told its share; else function. */
 void *gr_nvml_views_swap(void *function);
 
 #endif

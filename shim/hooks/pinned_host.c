@@ -81,7 +81,7 @@ static int allocate_pinned(void *arg, size_t bytes, uint64_t *ret_ptr)
         return 0;
 }
 
-/* As pin, but a success is not told yet. */
+/* As pin, but the result is only in request->ptr. */
 static CUresult take_pinned(struct request *request, unsigned int kind)
 {
         struct gr_context *context = gr_context_current();
@@ -104,7 +104,7 @@ static CUresult take_pinned(struct request *request, unsigned int kind)
 
 /*
  * Allocates pinned memory, from the cache where it may serve this request. kind: the flags, or PLAIN. Where the driver
- * refuses it sets the pointer to NULL, and so does this.
+ * fails and sets the pointer to NULL, the program gets that NULL.
  */
 static CUresult pin(struct request *request, unsigned int kind, void **pp)
 {

@@ -21,7 +21,7 @@
 #include "hooks/stream_ordered.h"
 #include "system/environment.h"
 
-#define INFO_TRIES    500 /* while memory is going back: the last of them may count some of it twice */
+#define INFO_TRIES    500 /* while memory is going back to the driver; the last may count some of it twice */
 #define INFO_PAUSE_NS UINT64_C(50000)
 
 int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
@@ -31,8 +31,8 @@ int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_in
         struct gr_split_place place;
 
         /*
-         * Most queries are about the first byte of a block. For other addresses the driver knows the allocation, and
-         * split knows the range.
+         * Most queries are about the first byte of a block. For other addresses the split knows the range, and the
+         * driver knows the allocation.
          */
         if (gr_ledger_find(gr_core.ledger, ptr, ret_info) != 0) {
                 if (gr_split_find(&gr_core, ptr, &place) == 0) {
@@ -88,7 +88,7 @@ CUdeviceptr gr_query_unless_cached(CUdeviceptr ptr)
                        : ptr;
 }
 
-/* The driver's figures become the program's share. */
+/* Replaces the driver's figures by the program's share. */
 static void share(struct gr_context *context, size_t *free_bytes, size_t *total_bytes)
 {
         uint64_t share_free, share_total;
@@ -206,7 +206,7 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR && data)
                 *(CUdeviceptr *)data = block;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && data)
-                *(int *)data = info->generation > 0; /* not what another process has shared */
+                *(int *)data = info->generation > 0; /* 0: it is memory of another process */
         if (info->sync && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && data)
                 *(unsigned *)data = 1;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES && data)
@@ -287,7 +287,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_at
         struct gr_block_info info;
         CUdeviceptr block;
 
-        /* The driver says so of mapped memory, whatever the attribute. */
+        /* The driver gives this answer for mapped memory, whatever the attribute. */
         if (result == CUDA_ERROR_NOT_SUPPORTED && gr_shim_ready() && gr_query_block_at(ptr, &block, &info) == 0 &&
             info.split)
                 result = attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS

@@ -34,7 +34,7 @@
 enum shortcut { SHORTCUT_UNKNOWN, SHORTCUT_OPEN, SHORTCUT_SHUT };
 
 struct runtime {
-        const char *soname;                     /* and the version of its symbols */
+        const char *soname;                     /* also the name of the version of its symbols */
         __typeof__(cudaMalloc) *_Atomic malloc; /* NULL: none is known yet; set last */
         __typeof__(cudaFree) *_Atomic free;
         __typeof__(cudaSetDevice) *_Atomic set_device;
@@ -42,7 +42,7 @@ struct runtime {
 
 static struct runtime runtimes[] = {{.soname = "libcudart.so.12"}, {.soname = "libcudart.so.13"}};
 
-/* Whether requests may go past the runtime; once shut it stays shut */
+/* Whether requests may bypass the runtime. Once shut, it stays shut. */
 static GR_HOT_DATA _Atomic int shortcut = SHORTCUT_UNKNOWN;
 
 /* For gr_context_of_runtime. */
@@ -69,7 +69,10 @@ static bool is_in(const void *function, const char *library)
         return dladdr(function, &info) && info.dli_fname && strstr(info.dli_fname, name);
 }
 
-/* The function to which the symbol, in this version, would be bound without this library; NULL: none. */
+/*
+ * The function to which the linker would bind the symbol in this version without this library; NULL: none.
+ * *ret_stand_in: it is another library's function in place of the runtime's own.
+ */
 static void *next(const char *name, const char *library, bool *ret_stand_in)
 {
         void *any = gr_real_symbol(RTLD_NEXT, name), *found = dlvsym(RTLD_NEXT, name, library), *own = NULL, *handle;

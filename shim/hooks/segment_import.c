@@ -26,7 +26,7 @@ struct opening {
         struct opening *prev, *next;
         struct gr_segment_handle handle;
         struct gr_segment_import import;
-        CUdeviceptr at;   /* of the first piece, or of the allocation */
+        CUdeviceptr at;   /* where the first piece begins, or the allocation */
         size_t all_bytes; /* of all pieces; 0: it is an allocation, opened by the driver */
         unsigned count;   /* how often it is open */
         enum opening_state state;
@@ -58,7 +58,7 @@ static int device_with_uuid(const unsigned char uuid[16])
         return -1;
 }
 
-/* Maps the memory that a descriptor stands for, which has this many bytes, at the address `at`. */
+/* Maps the memory of a descriptor, which has this many bytes, at the address `at`. */
 static CUresult map_piece(CUdeviceptr at, size_t bytes, int fd)
 {
         CUmemGenericAllocationHandle memory;
@@ -98,8 +98,8 @@ static CUresult unmap_opening(CUdeviceptr at, size_t mapped_bytes, size_t all_by
 }
 
 /*
- * Receives all pieces and maps them side by side at `at`. *ret_mapped_bytes, how far it came, is written on failure,
- * too.
+ * Receives all pieces and maps them side by side at `at`. *ret_mapped_bytes, written on failure, too: how much was
+ * mapped.
  */
 static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *ret_mapped_bytes)
 {

@@ -13,10 +13,10 @@
 
 /* Memory of another process that is open here. */
 struct gr_segment_import {
-        CUcontext context; /* it was opened in */
-        CUdeviceptr base;  /* of the block */
-        size_t bytes;      /* that the other process asked for */
-        int ordinal;       /* of the device that it lies on; -1: this process does not see that device */
+        CUcontext context; /* in which it was opened */
+        CUdeviceptr base;  /* the block's first byte */
+        size_t bytes;      /* what the other process asked for */
+        int ordinal;       /* of the device that the memory lies on; -1: this process does not see that device */
 };
 
 /* Whether a handle was made by gr_segment_export, in any process. */

@@ -293,12 +293,12 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned
         return result;
 }
 
-/* Some graph has, or may have, nodes that wait for others: each launch gives such work to a stream. */
+/* Some graph may have nodes that wait for the host or another process: launches may make streams wait. */
 static _Atomic bool graphs_wait;
 
 /*
- * Called before the driver gets work that waits, as the next barrier would be laid behind it. True: call `waits` with
- * the result.
+ * Called before the driver gets work that waits, because a barrier behind that work could hang the program. True: call
+ * `waits` with the result.
  */
 static bool will_wait(void)
 {

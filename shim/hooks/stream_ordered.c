@@ -43,7 +43,7 @@ struct request {
         size_t bytes;
         CUmemoryPool pool;
         CUstream stream;
-        bool limited; /* the device has a limit: then pool is set, and the call is held against the limit */
+        bool limited; /* the device has a limit: then pool is set, and the call must stay within the limit */
         CUresult (*from_pool)(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream);
         CUresult (*from_current)(CUdeviceptr *ptr, size_t bytes, CUstream stream);
         CUresult (*give_back)(CUdeviceptr ptr, CUstream stream);
@@ -53,7 +53,7 @@ struct request {
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_POOLS);
 static struct pool *pools GR_GUARDED_BY(lock);
 static struct orphans GR_GUARDED_BY(lock) orphans[GR_DEVICES_MAX];
-/* This driver has been seen to count pool memory as used for ever after its cuMemFree. */
+/* This driver has been seen to go on counting pool memory as used after cuMemFree has freed it. */
 static bool frees_lost GR_GUARDED_BY(lock);
 
 /*
@@ -73,7 +73,7 @@ static uint64_t whole_pages(uint64_t bytes)
         return (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
 }
 
-/* An attribute of the pool in bytes. Asked for a second time if the driver does not tell; then `otherwise`. */
+/* An attribute of the pool in bytes. The driver is asked twice; `otherwise`: it does not tell. */
 static uint64_t amount(const struct pool *pool, CUmemPool_attribute attribute, uint64_t otherwise)
 {
         cuuint64_t bytes;
@@ -141,7 +141,7 @@ GR_HELD(lock) static struct pool *remember_pool(CUmemoryPool handle, struct gr_d
         return pool;
 }
 
-/* At its first use a default pool gets the library's release threshold; one that the program sets stays. */
+/* At its first use a default pool gets the library's release threshold, unless the program has set another one. */
 static void remember_default(struct gr_device *device)
 {
         uint64_t bit = UINT64_C(1) << device->ordinal;
@@ -257,7 +257,7 @@ GR_HELD(lock) static bool reserve(struct pool *pool, uint64_t bytes)
         return gr_budget_charge(pool->device, pool->kind, bytes) == 0;
 }
 
-/* Lock held. The call, held against the limit. -EDQUOT: it would exceed the limit, and nothing is allocated. */
+/* Lock held. Makes the call within the limit. -EDQUOT: it would exceed the limit, and nothing is allocated. */
 GR_HELD(lock) static int call_limited(struct request *request, struct pool *pool)
 {
         uint64_t reserved = whole_pages(request->bytes);
@@ -286,7 +286,7 @@ GR_HELD(lock) static int call_limited(struct request *request, struct pool *pool
         return -EDQUOT;
 }
 
-/* Lock held. call_limited between gr_budget_ask and gr_budget_answered. */
+/* Lock held. As call_limited, announced to the budget before and after. */
 GR_HELD(lock) static int attempt_limited(struct request *request, struct pool *pool)
 {
         uint64_t bytes = whole_pages(request->bytes);
@@ -317,8 +317,8 @@ static int attempt_from_pool(void *arg)
 }
 
 /*
- * The call, with the ladder behind it. The caller has checked bytes and dptr. device: the one whose ladder is climbed,
- * or the host; NULL: no ladder.
+ * Makes the call, and climbs the ladder if it fails for lack of memory. The caller has checked bytes and dptr. device:
+ * the one whose ladder is climbed, or the host; NULL: no ladder.
  */
 static CUresult allocate_with_ladder(struct request *request, struct gr_device *device, CUdeviceptr *dptr)
 {
@@ -492,7 +492,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *lo
 }
 
 /*
- * An attribute of the address. Asked for a second time if the driver does not tell, as a wrong charge would not be
+ * Asks the driver for an attribute of the address; a second time if it does not tell, as a wrong charge would not be
  * corrected later.
  */
 static bool told(void *ret, CUpointer_attribute attribute, CUdeviceptr ptr)
@@ -517,7 +517,7 @@ static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, 
         return true;
 }
 
-/* frees_lock held. Notes which frees that have begun are of memory of the pool that the driver counts as used. */
+/* frees_lock held. Notes the device and size of each free that has begun, if its memory is of the pool and in use. */
 GR_HELD(frees_lock) static void find_frees(CUmemoryPool handle)
 {
         gr_assert_locked(&frees_lock);
@@ -710,7 +710,7 @@ CUresult gr_stream_ordered_free(CUdeviceptr ptr)
         pool = known(handle);
         if (pool && pool->number != number) /* the pool has been destroyed, and another one has its handle */
                 pool = NULL;
-        /* Frees of other threads may hide this, so it is believed once it has been seen. */
+        /* Allocations and frees of other threads may hide this, so one observation is enough for all later frees. */
         frees_lost |= pool && before >= bytes && amount_used(pool, 0) == before;
         if (pool && frees_lost)
                 pool->lost_bytes += bytes;
@@ -720,7 +720,7 @@ CUresult gr_stream_ordered_free(CUdeviceptr ptr)
         return result;
 }
 
-/* The library's threshold must be set first, so that the one of the program replaces it. */
+/* The library's threshold must be set first, so that the program's threshold replaces it. */
 GR_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
         struct gr_context *context;

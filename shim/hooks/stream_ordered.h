@@ -26,21 +26,21 @@ CUresult gr_stream_ordered_free(CUdeviceptr ptr);
 struct gr_stream_ordered_free {
         struct gr_stream_ordered_free *prev, *next;
         CUdeviceptr ptr;
-        /* The memory's size and device, if its pool was destroyed after this free began; else 0. */
+        /* The memory's size and device, if its pool has been destroyed; else 0. */
         uint64_t orphan_bytes;
         int device;
         /*
-         * The same, noted just before a pool is destroyed, as the driver cannot tell afterwards. Becomes the above if
-         * the driver does destroy it.
+         * The same, noted just before the pool is destroyed, as the driver cannot tell afterwards. Copied to the fields
+         * above once the driver has destroyed the pool.
          */
         uint64_t found_bytes;
         int found_device;
-        bool noted; /* in the list of those that have begun */
+        bool noted; /* it is in the list of the frees that have begun */
 };
 
 /*
- * Called before and after the driver's cuMemFreeAsync, outside of captures, of memory that is not this library's.
- * Memory that outlives its pool stays charged until its free, also where the pool is destroyed between the two calls.
+ * Called before and after the driver's cuMemFreeAsync for memory that is not the library's, outside of captures. Memory
+ * that outlives its pool stays charged until its free, also where the pool is destroyed between the two calls.
  */
 void gr_stream_ordered_free_begin(struct gr_stream_ordered_free *free, CUdeviceptr ptr);
 void gr_stream_ordered_free_end(struct gr_stream_ordered_free *free, CUresult result);

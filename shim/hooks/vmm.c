@@ -6,7 +6,8 @@
  * Imported memory is counted (GR_MEMORY_IMPORTED) but never refused: it belongs to the account of the exporter. It is
  * counted at its first mapping, as only a mapping tells how large it is. Memory of this process that is imported again
  * under another handle is in its account already; by a fabric handle it cannot be recognised, and counts as another
- * process's. Not covered: memory that only a descriptor of the program's own export or a sparse array keeps alive.
+ * process's. Memory is not counted while only a descriptor that the program has exported, or a sparse array, keeps it
+ * alive.
  */
 #include <assert.h>
 #include <errno.h>
@@ -295,7 +296,7 @@ GR_HELD(gr_mappings) static void range_unmapped(CUdeviceptr base, size_t bytes)
         }
         if (at - base >= bytes)
                 return;
-        /* Something in the range is not in the table, or is a hole: search all mappings. */
+        /* The range has a hole, or a mapping that is not in the table: search all mappings. */
         HASH_ITER (hh, mappings, mapping, tmp)
                 if (mapping->base - base < bytes)
                         unmapped(mapping);
