@@ -87,7 +87,7 @@ int read_arguments(const char *command, enum rest rest, int argc, char **argv, s
 {
         struct option known[GR_FLAGS_MOST + 2];
         int place, o = place_of_o(command);
-        /* Of run and wait, the first word that is no flag is the program, and all that follows is the program's. */
+        /* Where a program follows the flags, all words from the first one that is no flag are the program's ("+"). */
         const char *letters = rest != REST_PROGRAM ? ":h" : o ? "+:ho:" : "+:h";
 
         *ret = (struct arguments){.command = command};

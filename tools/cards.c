@@ -189,7 +189,7 @@ uint64_t member_driver_bytes(const struct card *card, const struct gr_member *me
 {
         uint64_t own = member->figures[GR_FIGURE_driver];
 
-        /* A pid of another namespace may be that of another process here. */
+        /* Another process may have the same pid here as a member of another pid namespace. */
         for (size_t i = 0; own == UINT64_MAX && member->same_namespace && i < card->use_count; i++)
                 if (card->uses[i].pid == member->identity.pid && card->uses[i].bytes != UINT64_MAX &&
                     card->uses[i].bytes >= member->reserved_bytes)

@@ -37,12 +37,12 @@ void cards_close(struct card *cards, size_t count);
  */
 void card_read(struct card *card, bool ask);
 
-/* What is used of the card and not reserved by a member. */
+/* The memory of the card that is used, and not reserved by a member. */
 uint64_t card_others_bytes(const struct card *card);
 
 /*
- * What the driver took by itself for a member, for contexts and code: from the member, or else what NVML says the
- * process uses, less what it has reserved. UINT64_MAX: not known.
+ * The driver overhead of a member: what the member says, or else what NVML says that the process uses, less what it has
+ * reserved. UINT64_MAX: not known.
  */
 uint64_t member_driver_bytes(const struct card *card, const struct gr_member *member);
 
@@ -54,9 +54,9 @@ int card_request(struct card *card, const struct gr_member *member, const struct
                  uint64_t *ret_given_bytes);
 
 /*
- * Free memory of a card, from NVML, so that no context is made for it. name: its number in nvidia-smi, or the UUID or
- * its beginning ("GPU-..."), as in CUDA_VISIBLE_DEVICES. -ENOTSUP: NVML is not there, or
- * does not tell; -ENODEV: no such card.
+ * Free memory of a card, from NVML, so that no context is made for it. name: the card's number in nvidia-smi, or its
+ * UUID ("GPU-...") or the beginning of that, as in CUDA_VISIBLE_DEVICES. -ENOTSUP: NVML is not there, or does not tell;
+ * -ENODEV: no such card.
  */
 int card_free(const char *name, uint64_t *ret_free_bytes, char ret_uuid[37]);
 
@@ -66,7 +66,7 @@ double member_idle_s(const struct card *card, const struct gr_member *member);
 /* Parses a size for a card of total_bytes. 0, or an error of gr_size_parse. */
 int size_parse(const char *text, uint64_t total_bytes, uint64_t *ret_bytes);
 
-/* A size argument of command for a member or card of total_bytes; complains. false: not a size. */
+/* Parses a size argument of command for a member or card of total_bytes. False: it is no size, which it has printed. */
 bool size_argument(const char *command, const char *text, uint64_t total_bytes, uint64_t *ret_bytes);
 
 #endif

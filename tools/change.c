@@ -17,7 +17,7 @@ static unsigned parse_pid(const char *text)
         return *text >= '0' && *text <= '9' && !*end && pid < 1u << 22 ? (unsigned)pid : 0;
 }
 
-/* Opens all cards. EXIT_SUCCESS; or it has complained, and returns the exit status. */
+/* Opens all cards. EXIT_SUCCESS, or the exit status for the error, which it has printed. */
 static int open_all(const char *command, struct card **ret_cards, size_t *ret_count)
 {
         size_t other;

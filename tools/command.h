@@ -10,7 +10,7 @@
 
 #define GR_FLAGS_MOST 64
 
-/* Beside EXIT_SUCCESS and EXIT_FAILURE; the last three as env(1) has them. */
+/* Exit statuses beside EXIT_SUCCESS and EXIT_FAILURE; the last three are those of env(1). */
 enum {
         STATUS_USAGE = 2,
         STATUS_NO_LIBRARY = 125,
@@ -44,7 +44,7 @@ int read_arguments(const char *command, enum rest rest, int argc, char **argv, s
 /* The value of a flag of the command, "1" for one that takes none. NULL: not given. */
 const char *flag_value(const struct arguments *arguments, const char *name);
 
-/* The same for the flag of an option; of the command run only. */
+/* The same for the flag that sets an option; only the command run has such flags. */
 const char *option_value(const struct arguments *arguments, enum gr_option_id id);
 
 /* The flags of command, for its help. */
@@ -54,8 +54,8 @@ void print_flags(const char *command);
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /*
- * Sets LD_PRELOAD for a program that follows, and with the flag sim the path of the simulated device. EXIT_SUCCESS, or
- * the exit status for the error, which it has printed.
+ * Sets LD_PRELOAD for the program to be started, and with the flag sim the path of the simulated device. EXIT_SUCCESS,
+ * or the exit status for the error, which it has printed.
  */
 int set_preload(const struct arguments *arguments);
 
@@ -88,13 +88,13 @@ struct gr_trace;
 void write_perfetto(const struct gr_trace *trace);
 
 /*
- * Prints the largest origins as gpureclaim leaks does. native: with the functions beneath those of Python, else a line
- * tells how many they are. head: of the first line; more: what shows the others.
+ * Prints the largest origins as gpureclaim leaks does. native: also the functions between those of Python, else a line
+ * says how many these are. head: begins the first line; more: the command or flag that shows the other origins.
  */
 struct origins;
 void print_origins(const struct origins *origins, size_t shown, bool native, const char *head, const char *more);
 
-/* Writes all of them as members of the open object, likewise. */
+/* Writes all origins as members of the open JSON object. */
 struct gr_json;
 void write_origins(struct gr_json *json, const struct origins *origins);
 

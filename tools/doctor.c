@@ -13,7 +13,7 @@
 #include "base/options.h"
 #include "command.h"
 
-/* Longest wait for a probe: to initialise eight cards without persistence mode takes several seconds. */
+/* Longest wait for a probe. Initialising eight cards without persistence mode takes several seconds. */
 #define PROBE_SECONDS 60
 
 void doctor_say(const char *topic, const char *state, const char *format, ...)
@@ -65,7 +65,7 @@ static void check_environment(void)
         gr_options_load(&options, get, environ, say_option, NULL);
 }
 
-/* The cards, and the two nodes that every CUDA program opens. Other nodes are for administrators. */
+/* Checks the nodes of the cards, and the two that every CUDA program opens. Other nodes are for administrators. */
 static void check_nodes(void)
 {
         size_t usable = 0, i;
@@ -139,8 +139,8 @@ static int wait_probe(pid_t pid, const char *topic)
 }
 
 /*
- * Runs this program once more as a probe, of the library to preload or, where that is NULL, of the driver: the loader
- * reads LD_PRELOAD and LD_LIBRARY_PATH only at its start.
+ * Runs this program once more, as a probe of the library `preload`; NULL: of the driver. It takes a new process because
+ * the loader reads LD_PRELOAD and LD_LIBRARY_PATH only when a program starts.
  */
 static int run_probe(const char *topic, const char *preload, bool name_symbols, const char *sim_dir)
 {

@@ -18,7 +18,7 @@ static const char *blocks(double count)
         return count >= 0.5 && count < 1.5 ? "block" : "blocks";
 }
 
-/* "1.000 GiB in 16 blocks", estimated where it is by a sample. */
+/* Prints "1.000 GiB in 16 blocks", with "about" before it where it is estimated from a sample. */
 static void print_amount(const struct origins *origins, double bytes, double count)
 {
         char a[GR_SIZE_TEXT_BYTES];
@@ -62,7 +62,7 @@ static bool is_python(const struct frame *frame)
         return frame->word & GR_ORIGINS_IS_PYTHON;
 }
 
-/* Prints one line for the functions from frame `at` up to the next one of Python, where that is. Returns that place. */
+/* Prints one line for the functions from frame `at` up to the next frame of Python. Returns the place of that frame. */
 static size_t print_skipped(const struct origin *origin, size_t at)
 {
         const char *names[3] = {NULL};
@@ -81,7 +81,7 @@ static size_t print_skipped(const struct origin *origin, size_t at)
                         names[seen] = name;
         }
         if (at == origin->frame_count)
-                return at; /* the start of the interpreter */
+                return at; /* only what started the interpreter is left: not printed */
         printf("      %zu function%s of ", functions, functions == 1 ? "" : "s");
         for (size_t i = 0; i < 3 && i < name_count; i++) {
                 printf("%s", i > 0 ? ", " : "");
@@ -91,7 +91,7 @@ static size_t print_skipped(const struct origin *origin, size_t at)
         return at;
 }
 
-/* native: also the functions beneath those of Python. */
+/* native: also prints the functions between those of Python. */
 static void print_frames(const struct origin *origin, bool native)
 {
         size_t i = 0, count;
@@ -111,7 +111,7 @@ static void print_frames(const struct origin *origin, bool native)
                 for (size_t p = 0; p < count; p++)
                         print_place(&places[p], &origin->frames[i]);
                 if (places[count - 1].function && !strcmp(places[count - 1].function, "main"))
-                        break; /* what called it is the C library */
+                        break; /* only the C library called main */
         }
 }
 

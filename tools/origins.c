@@ -21,7 +21,7 @@ static uint64_t clock_ns(clockid_t clock)
         return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Reads so many bytes from there; what is behind the file's end is zero. */
+/* Reads this many bytes at this offset; those behind the end of the file are zero. NULL: failed. */
 static void *read_part(int fd, uint64_t at, size_t bytes)
 {
         char *read_bytes = calloc(1, bytes + 8);
@@ -48,7 +48,7 @@ static int by_number(const void *a, const void *b)
         return (x > y) - (x < y);
 }
 
-/* The place of a record's number among them; NULL: there is none. */
+/* Where a record's number stands in the list of numbers; NULL: there is no such record. */
 static const uint32_t *find(const struct origins *origins, uint32_t number)
 {
         return bsearch(&number, origins->numbers, origins->record_count, sizeof(number), by_number);
@@ -106,7 +106,7 @@ static int read_file(struct origins *origins)
         if (origins->header.version != GR_ORIGINS_VERSION || origins->header.header_bytes != sizeof(origins->header))
                 return -EPROTONOSUPPORT;
         gr_trace_make_text(origins->header.command, sizeof(origins->header.command));
-        /* The blocks first: each names a stack that is among the records by then */
+        /* The blocks are read first, so that the stack of each is among the records that are read afterwards. */
         most = origins->header.blocks_at < (uint64_t)about.st_size
                        ? ((uint64_t)about.st_size - origins->header.blocks_at) / sizeof(*origins->blocks)
                        : 0;
@@ -187,7 +187,7 @@ static int group(struct origins *origins)
                 if (block->sample_bytes > origins->most_sample_bytes)
                         origins->most_sample_bytes = block->sample_bytes;
         }
-        /* And stacks that had some at the last look: the same lines may have others now, by another stack */
+        /* Also stacks that had blocks only at the last look: merge may add them to another stack of the same lines. */
         with_blocks = origins->count;
         for (size_t i = 0; i < origins->record_count; i++) {
                 const struct gr_origins_stack *stack =
@@ -291,7 +291,7 @@ static int compare_texts(const char *a, const char *b)
         return strcmp(a ? a : "", b ? b : "");
 }
 
-/* Frames of one line are the same, wherever the compiler has put its code; without lines, those of one address. */
+/* Frames of one line are equal, wherever the compiler has put its code; without lines, frames of one address are. */
 static int compare_frames(const struct frame *x, const struct frame *y)
 {
         size_t x_count, y_count;
@@ -322,7 +322,7 @@ static int by_frames(const void *a, const void *b)
         return order;
 }
 
-/* Makes one of those whose frames have the same names, and puts the largest first. */
+/* Merges the origins whose frames are equal, and puts the largest first. */
 static void merge(struct origins *origins)
 {
         size_t count = 0;
@@ -361,7 +361,7 @@ static void merge(struct origins *origins)
         qsort(origins->list, origins->count, sizeof(*origins->list), by_bytes);
 }
 
-/* Notes in the file what there is, for the next look. Where it cannot be written, the next look tells no growth. */
+/* Notes in the file what is live, for the next look. Where it cannot be written, the next look shows no growth. */
 static void note_look(const struct origins *origins, uint64_t looked_ns)
 {
         struct amounts {
@@ -390,7 +390,7 @@ static void note_look(const struct origins *origins, uint64_t looked_ns)
                 complain("leaks: the next look will tell no growth: %s", strerror(errno));
 }
 
-/* With writing, where that is allowed. */
+/* Opens the file also for writing, where that is allowed. */
 bool origins_try(struct origins *origins, const char *path)
 {
         char magic[sizeof(origins->header.magic)];
@@ -399,7 +399,7 @@ bool origins_try(struct origins *origins, const char *path)
         origins->fd = -1;
         if (stat(path, &about) != 0)
                 return false;
-        if (!S_ISREG(about.st_mode)) { /* a process has devices mapped, too, and to open one may do something */
+        if (!S_ISREG(about.st_mode)) { /* a process may have devices mapped, and opening one may have effects */
                 errno = EINVAL;
                 return false;
         }
@@ -445,7 +445,7 @@ static bool open_of_process(struct origins *origins, unsigned long pid)
         return found;
 }
 
-/* Opens what a process that was killed has left. Not what another user has put there: anybody can guess the name. */
+/* Opens the file that a killed process has left; not one of another user, as anybody can guess the name. */
 static bool open_left(struct origins *origins, unsigned long pid)
 {
         const char *const folders[] = GR_ORIGINS_FOLDERS;

@@ -10,18 +10,18 @@
 #include "symbols.h"
 
 struct frame {
-        uint64_t word;                          /* as the file has it */
-        struct place python;                    /* where it is one of Python */
+        uint64_t word;                          /* the frame as the file has it */
+        struct place python;                    /* the place, for a frame of Python */
         const struct gr_origins_module *module; /* NULL: not known */
         struct places places;
 };
 
 struct origin {
-        const struct gr_origins_stack *stack; /* NULL: those whose stack is not known */
-        uint64_t blocks, bytes;               /* that are in the file */
-        double all_blocks, all_bytes;         /* that there are, by these: more where only a sample is noted */
+        const struct gr_origins_stack *stack; /* NULL: the blocks whose stack is not known */
+        uint64_t blocks, bytes;               /* noted in the file */
+        double all_blocks, all_bytes;         /* live, as estimated from those noted: more where these are a sample */
         double variance;                      /* of all_bytes, estimated from the sample */
-        double looked_blocks, looked_bytes;   /* that there were at the last look */
+        double looked_blocks, looked_bytes;   /* live at the last look */
         uint64_t oldest_ns, newest_ns;
         uint32_t oldest_thread;
         bool several_threads;
@@ -34,9 +34,9 @@ struct origins {
         bool writable;
         char root[32]; /* in front of the paths of modules: "", or the process's root */
         struct gr_origins_header header;
-        char *records; /* with the header before them, so that a record's number is its place */
+        char *records; /* the file up to their end, header included, so that record n is at byte 8 * n */
         size_t records_bytes, record_count;
-        uint32_t *numbers; /* of the records, rising */
+        uint32_t *numbers; /* of all records, in ascending order */
         struct gr_origins_block *blocks;
         size_t block_count;
         struct origin *list, whole; /* the largest first */
@@ -49,12 +49,12 @@ struct origins {
 /* Opens the file of a process by its number, or a file by its name. False: it could not, and has printed why. */
 bool origins_open(struct origins *origins, const char *what);
 
-/* Opens a file. False: it is none of origins, or cannot be read; errno says why. */
+/* Opens a file. False: it is no file of origins, or cannot be read; errno says why. */
 bool origins_try(struct origins *origins, const char *path);
 
 /*
- * Reads an opened file and closes it. look: also tells growth, and notes in the file what there is, for the next look.
- * 0 or -errno; -EINVAL: not such a file; -EPROTONOSUPPORT: of another version.
+ * Reads an opened file and closes it. look: also finds the growth since the last look, and notes in the file what is
+ * live, for the next look. 0 or -errno; -EINVAL: no file of origins; -EPROTONOSUPPORT: one of another version.
  */
 int origins_read(struct origins *origins, bool look);
 

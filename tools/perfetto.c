@@ -26,7 +26,7 @@ struct writer {
         uint64_t pid;
 };
 
-/* Begins an event; the caller closes it. phase: C counter, X slice, b and e of a slice that ends elsewhere, i mark. */
+/* Begins an event; the caller closes it. phase: C counter, X slice, b and e begin and end of a slice, i mark. */
 static void begin(struct writer *writer, const char *name, const char *phase, uint64_t time_ns)
 {
         gr_json_object(&writer->json, NULL);
@@ -50,7 +50,7 @@ static void counter(struct writer *writer, const char *name, uint64_t time_ns, u
         gr_json_close(&writer->json);
 }
 
-/* On the thread's line. */
+/* Draws a mark on the line of the event's thread. */
 static void mark(struct writer *writer, const char *name, const struct gr_trace_event *event)
 {
         begin(writer, name, "i", event->time_ns);
@@ -81,7 +81,7 @@ static void reserved_changed(struct writer *writer, const struct gr_trace_event 
         counter(writer, name, event->time_ns, event->bytes);
 }
 
-/* The entry was written when the rung had ended; its address is how long that took. */
+/* The entry was written when the rung had ended; its address field is how long the rung took. */
 static void rung_ran(struct writer *writer, const struct gr_trace_event *event)
 {
         uint64_t ns = event->address < event->time_ns ? event->address : event->time_ns;

@@ -13,7 +13,7 @@
 #define NAMES_BYTES 8000
 
 #define NAME_BYTES     64
-#define VERSIONS_AHEAD 5 /* so many newer versions of a function are looked for */
+#define VERSIONS_AHEAD 5 /* how many newer versions of a function are looked for */
 
 /* The functions that the probes call, looked up by name: this program must start without a driver, too. */
 struct driver {
@@ -27,7 +27,7 @@ struct driver {
         CUresult (*device_memory)(size_t *ret, CUdevice device);
 };
 
-/* memcpy, as ISO C does not convert pointers to objects into pointers to functions. */
+/* Uses memcpy, as ISO C does not convert pointers to objects into pointers to functions. */
 static bool find_function(void *handle, const char *name, void *ret_function)
 {
         void *found = dlsym(handle, name);
@@ -158,7 +158,7 @@ static bool lies_in(void *address, const void *base)
         return dladdr(address, &where) && where.dli_fbase == base;
 }
 
-/* A symbol's name: base, "_vN" but for the first version, and the form for a thread's own streams. */
+/* The parts of a symbol's name: base, "_vN" except for version 1, and "_ptsz" or "_ptds" or nothing. */
 struct versioned {
         char base[NAME_BYTES];
         long version;
@@ -200,7 +200,7 @@ static void find_newer(void *handle, const char *const *symbols, const char *sym
         for (long version = name.version + 1; version <= name.version + VERSIONS_AHEAD; version++) {
                 snprintf(later, sizeof(later), "%s_v%ld%s", name.base, version, name.form);
                 if (is_listed(symbols, later))
-                        return; /* it is looked at for itself */
+                        return; /* a listed symbol has a search of its own, for the versions after it */
                 if (dlsym(handle, later))
                         names_add(newer, later);
         }

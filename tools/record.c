@@ -15,7 +15,7 @@
 #include "base/trace_file.h"
 #include "command.h"
 
-/* What the library writes. */
+/* The kinds of file that the library writes. */
 static const struct kind {
         const char *variable, *suffix, *magic, *command;
 } trace = {"GPURECLAIM_TRACE", GR_TRACE_SUFFIX, GR_TRACE_MAGIC, "report"},
@@ -26,7 +26,7 @@ _Static_assert(offsetof(struct gr_trace_header, began_ns) == offsetof(struct gr_
 
 static pid_t program;
 
-/* The terminal sends its signals to the program as well; the others came here instead of there. */
+/* Passes on to the program what a process has sent. The terminal sends its signals to the program as well. */
 static void pass_on(int signal, siginfo_t *info, void *ignored)
 {
         (void)ignored;
@@ -81,7 +81,7 @@ static bool began_since(const char *path, const struct kind *kind, uint64_t sinc
         return began_ns >= since_ns;
 }
 
-/* Whether a file is PREFIX.NUMBER and this suffix: one of another, longer prefix is not this record's. */
+/* Whether the name is the prefix, a dot, a number and the suffix, and not one of a longer prefix. */
 static bool is_named(const char *name, const char *prefix, const char *suffix)
 {
         size_t prefix_length = strlen(prefix), digits;
@@ -93,7 +93,7 @@ static bool is_named(const char *name, const char *prefix, const char *suffix)
         return digits > 0 && strcmp(name + digits, suffix) == 0;
 }
 
-/* Names the files of a kind that began since then. Returns how many. */
+/* Prints the names of a kind's files that began at since_ns or later. Returns how many. */
 static unsigned name_files(const char *prefix, const struct kind *kind, uint64_t since_ns)
 {
         const char *slash = strrchr(prefix, '/'), *base = slash ? slash + 1 : prefix;
@@ -118,7 +118,7 @@ static unsigned name_files(const char *prefix, const struct kind *kind, uint64_t
         return count;
 }
 
-/* The kind's variable for this prefix, absolute, as the program may go elsewhere. 0 or -errno. */
+/* Sets the kind's variable to an absolute path, as the program may change its working directory. 0 or -errno. */
 static int set_file(const char *prefix, const struct kind *kind)
 {
         char folder[PATH_MAX] = "", pattern[GR_PATH_BYTES];
@@ -166,7 +166,7 @@ int command_record(const struct arguments *arguments)
                 complain("record: %s: %s", arguments->rest[0], strerror(-status));
                 return EXIT_FAILURE;
         }
-        signal(SIGPIPE, SIG_IGN); /* the exit status is the program's, also where nobody reads what is said here */
+        signal(SIGPIPE, SIG_IGN); /* or the exit status would not be the program's where nobody reads the messages */
         since_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
         name_files(prefix, &origins, since_ns);
         if (name_files(prefix, &trace, since_ns) == 0 &&
@@ -174,7 +174,7 @@ int command_record(const struct arguments *arguments)
                 complain("record: no trace was written: did the program use CUDA?");
         if (WIFEXITED(status))
                 return WEXITSTATUS(status);
-        /* Ends in the same way, for whoever waits for this process; the core is the program's. */
+        /* Ends by the same signal as the program, for whoever waits for this process; without a core of its own. */
         setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
         signal(WTERMSIG(status), SIG_DFL);
         raise(WTERMSIG(status));

@@ -31,7 +31,7 @@ struct moment {
 struct report {
         struct gr_trace trace;
         uint64_t end_ns, allocations, allocated_bytes;
-        uint64_t half_ns, tenth_ns; /* so long lived half of all freed blocks at most, and a tenth at least */
+        uint64_t half_ns, tenth_ns; /* half of the freed blocks lived at most half_ns, a tenth at least tenth_ns */
         bool timed;
         struct moment peak, end;
         bool has_origins;
@@ -65,7 +65,7 @@ static int by_number(const void *a, const void *b)
 /* What is live after the first count operations. 0 or -ENOMEM. */
 static int look_at(const struct gr_trace *trace, size_t count, struct moment *ret)
 {
-        struct group *groups = calloc(trace->slot_count + 1, sizeof(*groups)); /* by slot; none: count is 0 */
+        struct group *groups = calloc(trace->slot_count + 1, sizeof(*groups)); /* by slot; count 0: none is live */
         size_t used = 0;
 
         if (!groups)
@@ -134,7 +134,7 @@ static int examine(struct report *report)
         return rc ? rc : look_at(trace, trace->count, &report->end);
 }
 
-/* later_ns: modulo 2^64. Two clocks were read for it, so what was at the begin may seem to be a little before it. */
+/* Adds later_ns, modulo 2^64. As it comes from two clocks, the sum may seem to be a little below 0; then it is 0. */
 static void put_later(uint64_t *time_ns, uint64_t later_ns)
 {
         *time_ns += later_ns;
@@ -156,7 +156,7 @@ static void read_origins(const char *path, struct report *report)
         sprintf(report->origins_path, "%.*s" GR_ORIGINS_SUFFIX, (int)(length - suffix), path);
         if (!origins_try(origins, report->origins_path) || origins_read(origins, false) != 0)
                 return;
-        /* Not those of an earlier process of this number: the library begins the trace first */
+        /* A process begins its trace before its origins. Older origins are those of an earlier process of this pid. */
         report->has_origins = origins->header.pid == header->pid && origins->header.began_ns >= header->began_ns;
         later_ns = origins->header.began_ns - header->began_ns - report->trace.first_ns;
         for (size_t i = 0; i < origins->count; i++) {
@@ -194,7 +194,7 @@ static void print_moment(const struct report *report, const struct moment *momen
                        rest.count, blocks(rest.count), moment->group_count - SIZES_SHOWN);
 }
 
-/* Memory that the pool does not serve. */
+/* Prints one kind of memory that the pool does not serve. */
 static void print_kind(int device, int kind, const struct gr_trace_kind *of)
 {
         static const char *const words[] = {
@@ -211,7 +211,7 @@ static void print_kind(int device, int kind, const struct gr_trace_kind *of)
                gr_size_format(of->end_bytes, b, sizeof(b)));
 }
 
-/* What only a trace of the library tells. */
+/* Prints what only a trace that the library has written tells. */
 static void print_run(const struct gr_trace *trace)
 {
         const struct gr_trace_header *header = trace->header;
@@ -303,7 +303,7 @@ static void write_moment(struct gr_json *json, const char *name, const struct re
         gr_json_close(json);
 }
 
-/* How many devices reserved memory, or came before one that did. */
+/* How many devices are listed: all up to the last one that has reserved memory. */
 static int devices(const struct gr_trace *trace)
 {
         int count = GR_TRACE_DEVICES;

@@ -8,7 +8,7 @@
 #include "cards.h"
 #include "command.h"
 
-/* What is known of a member: what it says of itself, but for what the region or the driver knows better. */
+/* The figures of a member: those that it has published, except what the region or NVML knows better. */
 static void find_figures(const struct card *card, const struct gr_member *member, uint64_t ret[GR_FIGURE_COUNT])
 {
         memcpy(ret, member->figures, sizeof(member->figures));

@@ -18,7 +18,7 @@
 
 extern char **environ;
 
-/* A file in memory; each access is checked against its size. */
+/* A file in memory. part() checks each access against its size. */
 struct elf {
         const char *bytes;
         size_t size;
@@ -62,7 +62,7 @@ static const ElfW(Shdr) * section(const struct elf *elf, size_t number)
         return part(elf, header->e_shoff + number * sizeof(ElfW(Shdr)), sizeof(ElfW(Shdr)));
 }
 
-/* Whether the file has another build's identity. */
+/* Whether the file has a build ID other than this one. */
 static bool is_another(const struct elf *elf, const uint8_t *build_id, size_t build_id_bytes)
 {
         const ElfW(Shdr) * found;
@@ -80,7 +80,7 @@ static bool is_another(const struct elf *elf, const uint8_t *build_id, size_t bu
         return false;
 }
 
-/* The function that the address is in, by the file's own tables; NULL: not known. */
+/* The function that the address is in, by the file's tables of symbols; NULL: not known. */
 static const char *find_function(const struct elf *elf, uint64_t address)
 {
         const ElfW(Shdr) * table, *names;
@@ -129,7 +129,7 @@ static void add(struct places *places, const char *function, const char *where)
         }
 }
 
-/* What the tool prints: for each address a line with it, and then two lines for each place. */
+/* Reads what the tool prints: for each address a line with the address, and then two lines for each place. */
 static void read_names(FILE *from, size_t count, struct places *ret)
 {
         char *function = NULL, *where = NULL;
@@ -207,7 +207,7 @@ void symbols_name(const char *path, const uint8_t *build_id, size_t build_id_byt
         bool opened = open_elf(path, &elf), usable = opened && !is_another(&elf, build_id, build_id_bytes);
 
         memset(ret, 0, count * sizeof(*ret));
-        /* Not where the tool would take it for the name of a file with more arguments */
+        /* The tool would read arguments from a file whose path begins with '@'. */
         for (size_t i = 0; usable && path[0] != '@' && i < count; i += ADDRESSES_MOST)
                 run_tool(path, addresses + i, count - i < ADDRESSES_MOST ? count - i : ADDRESSES_MOST, ret + i);
         for (size_t i = 0; i < count; i++) {

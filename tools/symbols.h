@@ -11,16 +11,16 @@ struct place {
         unsigned line;
 };
 
-/* The places of one address: what was inlined there first, and last the function it is in. */
+/* The places of one address: first the functions that were inlined there, last the function that contains it. */
 struct places {
         struct place *list;
         size_t count; /* at least 1, unless memory is short */
 };
 
 /*
- * Names the addresses, as the ELF file has them, in the file at path: with addr2line or llvm-symbolizer where one is
- * there, else from the file's table of symbols. build_id: what the file's must be, where the two have one; else nothing
- * is named. ret has count entries.
+ * Names addresses of the ELF file at path, with addr2line or llvm-symbolizer where one is installed, else by the file's
+ * table of symbols. Nothing is named if the file has a build ID, build_id_bytes is not 0, and the IDs differ. ret has
+ * count entries.
  */
 void symbols_name(const char *path, const uint8_t *build_id, size_t build_id_bytes, const uint64_t *addresses,
                   size_t count, struct places *ret);

@@ -109,7 +109,7 @@ static void draw(void)
                  "LIMIT", "IDLE");
         attroff(A_BOLD);
         line++;
-        /* Scrolled so far that the selected one is shown. */
+        /* Scrolls so far that the selected row is shown. */
         room = LINES - 2 > line ? (size_t)(LINES - 2 - line) : 1;
         if (view.selected >= room)
                 first = view.selected - room + 1;

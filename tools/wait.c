@@ -14,7 +14,7 @@
 
 /*
  * What a program with the library could get on the card: what is free, and what other processes have cached, which they
- * give back when asked. false: not known, as there is no NVML, and no process with the library uses the card.
+ * give back when asked. False: not known, because NVML is missing and no process with the library uses the card.
  */
 static bool room(const char *device, uint64_t *ret_bytes)
 {
