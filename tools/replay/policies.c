@@ -32,8 +32,8 @@
 #define ADDRESSES     (UINT64_C(1) << 46) /* where reserved addresses begin */
 
 static struct {
-        uint64_t now_ns, lag_ns; /* the GPU is so far behind the host */
-        bool streams;            /* it gives work to more than the default one */
+        uint64_t now_ns, lag_ns; /* lag_ns: how far the GPU is behind the host */
+        bool streams;            /* the program gives work to more than the default stream */
         uint64_t barriers;
         uint64_t next_small, next_large, next_address;
         uint64_t allocs, releases;

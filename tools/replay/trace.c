@@ -86,7 +86,7 @@ static int allocated(struct reader *reader, struct gr_trace_op *op)
         return 0;
 }
 
-/* Adds an operation that the file has, of the thread with this number in it. */
+/* Adds an operation of the file. thread: its thread's number there. */
 static int add(struct reader *reader, struct gr_trace_op op, uint64_t thread)
 {
         struct gr_trace *trace = &reader->trace;
@@ -172,7 +172,7 @@ static int read_lines(struct reader *reader, FILE *file, size_t *ret_line)
 
         while (!rc && fgets(line, sizeof(line), file)) {
                 ++*ret_line;
-                if (header && !strchr(line, '\n') && feof(file)) { /* its program ended in the middle of it */
+                if (header && !strchr(line, '\n') && feof(file)) { /* the program ended in the middle of this line */
                         reader->trace.skipped++;
                         break;
                 }
@@ -260,7 +260,7 @@ static int read_entry(struct reader *reader, const struct entry *entry)
                                                          .device = (uint8_t)device});
 }
 
-/* The rest of a file whose header has been read: as far as it goes. */
+/* Reads the entries of a file, as far as they go, after its header has been read. */
 static int read_entries(struct reader *reader, FILE *file)
 {
         struct entry *entries = NULL;

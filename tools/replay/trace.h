@@ -52,13 +52,13 @@ struct gr_trace {
 };
 
 /*
- * Reads path into *ret, for gr_trace_free. 0 or -errno; -EINVAL: not such a file, with the line in *ret_line;
- * -EPROTONOSUPPORT: of another version.
+ * Reads path into *ret, for gr_trace_free. 0 or -errno; -EINVAL: it is no trace, with the line in *ret_line;
+ * -EPROTONOSUPPORT: a trace of another version.
  */
 int gr_trace_read(const char *path, struct gr_trace *ret, size_t *ret_line);
 void gr_trace_free(struct gr_trace *trace);
 
-/* Makes one text, with its NUL, of words in a file's header that each end in a NUL. They may be any bytes. */
+/* Makes words of a file's header, each with its NUL, one printable text with a NUL. They may be any bytes before. */
 void gr_trace_make_text(char *text, size_t bytes);
 
 #endif

@@ -28,7 +28,7 @@ static bool has_access(uintptr_t address)
         return may;
 }
 
-/* peers: by a function that is told both contexts, which can copy all memory. */
+/* peers: the call names both contexts, and so can copy all their memory. */
 static CUresult copy_box(struct sim_op *op, CUstream stream, bool wait, bool peers)
 {
         if (op->u.copy.width == 0 || op->u.copy.height == 0 || op->u.copy.depth == 0)

@@ -554,7 +554,7 @@ static bool same_memory(const struct sim_op *a, const struct sim_op *b)
         return a->u.memory.base == b->u.memory.base && a->u.memory.bytes == b->u.memory.bytes;
 }
 
-/* What forbids that now takes the place of was; *ret_at is the node. Both are copies for an executable graph. */
+/* What forbids that `now` replaces `was`; *ret_at: at which node. Both are copies for an executable graph. */
 static CUgraphExecUpdateResult compare(CUgraph was, CUgraph now, size_t *ret_at)
 {
         *ret_at = SIZE_MAX;
@@ -997,7 +997,7 @@ SIM_API cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *dptr)
         return CUDA_SUCCESS;
 }
 
-/* Of a launch that was captured the nodes were added to the graph itself. */
+/* A graph whose launch was captured is no child: its nodes were added to the graph itself. */
 SIM_API cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
 {
         SIM_ENTER(cuGraphChildGraphNodeGetGraph);

@@ -68,7 +68,7 @@ static CUresult check(CUgreenCtx green)
         return rc == CUDA_SUCCESS && !context_of(green)->green_of ? CUDA_ERROR_INVALID_CONTEXT : rc;
 }
 
-/* One that is no more, whose handle comes again; else a new one. Lock held; NULL: no memory. */
+/* A green context that has ended, whose handle is used again; else a new one. Lock held; NULL: no memory. */
 static CUcontext ended(void)
 {
         CUcontext ctx = greens;

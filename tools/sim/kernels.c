@@ -205,7 +205,7 @@ SIM_API cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
 
 static int charged_libraries; /* guarded by sim_lock() */
 
-/* Where a context is current its code is loaded there and then. */
+/* If a context is current, the code is loaded into it at once. */
 static CUresult load_library(CUlibrary *library, const void *code)
 {
         CUresult rc = load((void **)library, code);

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #define MAGIC_POOL 0x706f6f6cu
-#define FULL_BYTES ((size_t)6 << 20) /* less is free on a full card */
+#define FULL_BYTES ((size_t)6 << 20) /* a card with less free memory than this counts as full */
 
 /* Guarded by sim_lock(). */
 static struct CUmemPoolHandle_st default_pools[SIM_MAX_DEVICES];
@@ -140,7 +140,7 @@ void sim_pool_synchronized(CUcontext ctx, unsigned long long stream)
         }
 }
 
-/* freed: its free in stream; NULL: a free that waited. */
+/* freed: the node of its free in the stream; NULL: the free waited for all work. */
 static void into_cache(struct sim_alloc *alloc, struct sim_node *freed, CUstream stream)
 {
         alloc->freeing = true;

@@ -89,7 +89,7 @@ static uint64_t sum(int card)
 bool sim_shared_take(int device, size_t pages, size_t limit)
 {
         const int card = sim_config()->physical[device];
-        if (!own || pages == 0) /* nothing is to be had while another one's try is over the limit */
+        if (!own || pages == 0) /* 0 pages: succeeds also while the try of another process exceeds the limit */
                 return true;
         for (int i = 0; i < TRIES; i++) {
                 atomic_fetch_add(&own->pages[card], pages);

@@ -75,7 +75,7 @@ static struct sim_hold *find(struct sim_holds *holds, CUuserObject object)
         return NULL;
 }
 
-/* The references themselves are the caller's matter. */
+/* Notes that holds owns count references more; the caller counts them in the object. */
 static bool add(struct sim_holds *holds, CUuserObject object, size_t count)
 {
         struct sim_hold *hold = find(holds, object);

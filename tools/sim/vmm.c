@@ -19,8 +19,8 @@
 /* The memory behind a CUmemGenericAllocationHandle. Guarded by sim_lock(). */
 struct created {
         uint32_t magic;
-        int own_file; /* plus 1; 0: in the common file */
-        off_t offset; /* there */
+        int own_file; /* its descriptor plus 1; 0: the memory is in the common file */
+        off_t offset; /* in that file */
         size_t bytes;
         unsigned refs; /* the program's and one per mapping */
         bool charged;  /* it takes memory of the device; imported memory does not */
