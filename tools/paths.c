@@ -31,8 +31,8 @@ int find_self_dir(char *buf, size_t buf_bytes)
 }
 
 /*
- * Finds the first readable file that matches pattern. A relative pattern begins at the folder of this program, whose own
- * name is no pattern.
+ * Finds the first readable file that matches pattern. A relative pattern begins at the folder of this program; special
+ * characters in the folder's own name are escaped.
  */
 static int find_file(const char *self_dir, const char *pattern, char *buf, size_t buf_bytes)
 {

@@ -208,8 +208,8 @@ bool gr_captures_have_objects(void)
 }
 
 /*
- * Lock held. Because of some captures the driver would refuse an allocation of the calling thread, whose mode is given.
- * Returns how many these are, and the first one.
+ * Lock held. Counts the captures because of which the driver would refuse an allocation of the calling thread, whose
+ * mode is given, and finds the first of them.
  */
 static GR_HELD(capturing_lock) unsigned refusing(CUstreamCaptureMode mode, struct gr_capture **ret_first)
 {

@@ -72,7 +72,10 @@ void gr_context_after_release(CUdevice dev, const struct gr_release *release, CU
 /* The driver has made a green context, so there is a primary one. counted: its release will be seen. */
 void gr_context_green_made(CUdevice dev, bool counted) GR_HELD(gr_primary_locks[dev]);
 
-/* Forgets which context owns the memory of each green context: the driver may give their handles to others. */
+/*
+ * Forgets which contexts own the memory of green contexts that no hook saw being made: the driver may give their
+ * handles to others.
+ */
 void gr_context_distrust_aliases(void);
 
 /* Cleans up after each primary context that the driver has ended meanwhile. */

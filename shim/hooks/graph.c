@@ -288,7 +288,7 @@ static struct exec *take_exec(CUgraphExec handle)
         return exec;
 }
 
-/* Enters it, or frees it where the table has no memory for it, or by now an entry of another one with its handle. */
+/* Enters it. Frees it instead if the table has no memory for it, or if another executable has its handle by now. */
 static void put_exec(struct exec *exec)
 {
         gr_lock(&lock);

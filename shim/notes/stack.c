@@ -47,8 +47,9 @@ const void *__wrap__Unwind_Find_FDE(void *pc, void *ret_bases)
 }
 
 /*
- * A table of what has a record, by its hash: modules, functions of Python, and stacks, each once as it is in memory and
- * once as it is recorded. Read without the lock. Two entries have the same hash once in a thousand million programs.
+ * A table of what has a record, by its hash: modules, functions of Python, and stacks (each of these twice, as it is in
+ * memory and as it is recorded). Read without the lock. Two entries have the same hash once in a thousand million
+ * programs.
  */
 static struct known {
         _Atomic uint64_t hash; /* written last */
@@ -117,7 +118,8 @@ static _Unwind_Reason_Code step(struct _Unwind_Context *context, void *arg)
         if (!ip || stack->native_count == NATIVE_MOST || (stack->to_python && gr_python_is_loop(ip)))
                 return _URC_END_OF_STACK;
         if (ip - (uintptr_t)__ehdr_start >= (uintptr_t)(_end - __ehdr_start))
-                stack->native[stack->native_count++] = ip + (unsigned)before; /* always one past the call */
+                stack->native[stack->native_count++] =
+                        ip + (unsigned)before; /* the byte before it is always the call's */
         return _URC_NO_REASON;
 }
 

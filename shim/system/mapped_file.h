@@ -1,6 +1,6 @@
 /*
  * A file that the process maps and that others read. It is opened anew each time it grows, so that no descriptor stays
- * open: the program may close all descriptors, and its children would have it. No descriptor has the number of a
+ * open: the program may close all descriptors, and its children would inherit it. No descriptor has the number of a
  * standard stream, to which the program may print. The caller closes the descriptors by gr_message_end.
  */
 #ifndef GR_MAPPED_FILE_H

@@ -441,7 +441,7 @@ SIM_API cuMemUnmap(CUdeviceptr base, size_t bytes)
         changing++;
         sim_lock();
         if (!bytes || !covered(base, bytes)) {
-                /* Past the end of all addresses it says success as soon as anything is mapped (measured, driver 580). */
+                /* Past the end of all addresses it succeeds as soon as anything is mapped (measured, driver 580). */
                 if (!mappings || base + bytes >= base)
                         rc = CUDA_ERROR_INVALID_VALUE;
                 sim_unlock();
