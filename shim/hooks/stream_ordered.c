@@ -73,7 +73,7 @@ static uint64_t whole_pages(uint64_t bytes)
         return (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
 }
 
-/* An attribute of the pool in bytes. The driver is asked once more if it does not tell; then `otherwise` is returned. */
+/* An attribute of the pool in bytes. The driver is asked again if it does not tell; then `otherwise` is returned. */
 static uint64_t amount(const struct pool *pool, CUmemPool_attribute attribute, uint64_t otherwise)
 {
         cuuint64_t bytes;

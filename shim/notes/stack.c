@@ -118,8 +118,7 @@ static _Unwind_Reason_Code step(struct _Unwind_Context *context, void *arg)
         if (!ip || stack->native_count == NATIVE_MOST || (stack->to_python && gr_python_is_loop(ip)))
                 return _URC_END_OF_STACK;
         if (ip - (uintptr_t)__ehdr_start >= (uintptr_t)(_end - __ehdr_start))
-                stack->native[stack->native_count++] =
-                        ip + (unsigned)before; /* the byte before it is always the call's */
+                stack->native[stack->native_count++] = ip + (unsigned)before; /* the byte before is the call's */
         return _URC_NO_REASON;
 }
 

@@ -31,7 +31,7 @@
 
 #define BACKGROUND_GATHER_NS UINT64_C(500000)    /* pause before a look: frees come in bursts */
 #define BACKGROUND_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */
-#define BACKGROUND_LOOK_NS   UINT64_C(400000000) /* longest sleep, as it delays the end of a process left alone */
+#define BACKGROUND_LOOK_NS   UINT64_C(400000000) /* longest sleep, as a process left alone ends only after it */
 #define BACKGROUND_RETRY_NS  UINT64_C(100000000) /* pause after a thread could not be made */
 #define BACKGROUND_STOP_NS   UINT64_C(200000000) /* longest wait of the exit for the library's threads */
 
