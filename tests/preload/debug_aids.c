@@ -32,13 +32,12 @@
 
 #include "check.h"
 
+static CUdevice device;
 static CUcontext context;
 static CUstream stream;
 
 static void begin(void)
 {
-        CUdevice device;
-
         GR_MUST(cuInit(0));
         GR_MUST(cuDeviceGet(&device, 0));
         GR_MUST(cuCtxCreate(&context, NULL, 0, device));
@@ -134,7 +133,7 @@ static void beside(bool at_once)
         GR_CHECK_EQ(pthread_create(&friend, NULL, free_beside, at_once ? &friend : NULL), 0);
 }
 
-static void beside_destroy(CUdevice device)
+static void beside_destroy(void)
 {
         CUcontext other;
 
@@ -364,7 +363,7 @@ int main(int argc, char **argv)
         else if (strcmp(mode, "beside-exit") == 0)
                 beside(false);
         else if (strcmp(mode, "beside-destroy") == 0)
-                beside_destroy(device);
+                beside_destroy();
         else if (strncmp(mode, "after", 5) == 0)
                 after();
         else if (strcmp(mode, "unwritten") == 0)
