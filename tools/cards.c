@@ -197,6 +197,15 @@ uint64_t member_driver_bytes(const struct card *card, const struct gr_member *me
         return own;
 }
 
+void member_figures(const struct card *card, const struct gr_member *member, uint64_t ret[GR_FIGURE_COUNT])
+{
+        memcpy(ret, member->figures, sizeof(member->figures));
+        for (int i = GR_SHARED_FIGURES; i < GR_FIGURE_COUNT; i++)
+                ret[i] = UINT64_MAX;
+        ret[GR_FIGURE_reserved] = member->reserved_bytes;
+        ret[GR_FIGURE_driver] = member_driver_bytes(card, member);
+}
+
 bool card_has_member(const struct card *card, uint32_t pid)
 {
         for (size_t i = 0; i < card->count; i++)

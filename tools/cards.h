@@ -46,6 +46,9 @@ uint64_t card_others_bytes(const struct card *card);
  */
 uint64_t member_driver_bytes(const struct card *card, const struct gr_member *member);
 
+/* What is known of a member: what it says of itself, but for what the region or the driver knows better. */
+void member_figures(const struct card *card, const struct gr_member *member, uint64_t ret[GR_FIGURE_COUNT]);
+
 /* Whether process pid is one of the members. */
 bool card_has_member(const struct card *card, uint32_t pid);
 

@@ -83,6 +83,12 @@ int find_sim_dir(char *buf, size_t buf_bytes);
  */
 int prepend_environment(const char *variable, const char *entry);
 
+/*
+ * The page of gpureclaim metrics, in OpenMetrics text or Prometheus' older format. Returns NULL, or what went wrong;
+ * *ret_page is for free.
+ */
+const char *make_metrics(bool open_metrics, char **ret_page, size_t *ret_length);
+
 /* Prints the trace as gpureclaim report --perfetto does. */
 struct gr_trace;
 void write_perfetto(const struct gr_trace *trace);

@@ -103,20 +103,42 @@ int become(const char *command, char **argv)
         return error == ENOENT ? STATUS_NOT_FOUND : STATUS_NOT_EXECUTABLE;
 }
 
-#if defined(GR_HAVE_TOP) && !defined(GR_IS_TOP)
-/* Only top needs a terminal library, so it is a program of its own beside this one: this very program, and top.c. */
-int command_top(const struct arguments *arguments)
+/*
+ * Only top needs a terminal library and only serve one for HTTP, so each is a program of its own beside this one: this
+ * very program, and one more file.
+ */
+__attribute__((unused)) static int become_other(const char *command, char *flag, const char *value)
 {
-        char path[PATH_MAX + sizeof("/gpureclaim-top")];
-        char top[] = "top", *argv[] = {path, top, NULL};
+        char path[PATH_MAX + 32], *argv[] = {path, (char *)command, value ? flag : NULL, (char *)value, NULL};
+        int rc = find_self_dir(path, PATH_MAX);
 
-        (void)arguments;
-        if (find_self_dir(path, PATH_MAX) != 0) {
-                complain("top: cannot find gpureclaim-top");
+        if (rc) {
+                complain("%s: cannot find gpureclaim-%s", command, command);
                 return EXIT_FAILURE;
         }
-        strcat(path, "/gpureclaim-top");
-        return become("top", argv);
+        strcat(strcat(path, "/gpureclaim-"), command);
+        return become(command, argv);
+}
+
+#if defined(GR_HAVE_TOP) && !defined(GR_IS_TOP)
+int command_top(const struct arguments *arguments)
+{
+        return become_other(arguments->command, NULL, NULL);
+}
+#endif
+
+#ifndef GR_IS_SERVE
+int command_serve(const struct arguments *arguments)
+{
+#ifdef GR_HAVE_SERVE
+        static char flag[] = "--listen";
+
+        return become_other(arguments->command, flag, flag_value(arguments, "listen"));
+#else
+        complain("%s: built without libmicrohttpd: install it (Debian, Ubuntu: libmicrohttpd-dev) and build again",
+                 arguments->command);
+        return EXIT_FAILURE;
+#endif
 }
 #endif
 

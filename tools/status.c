@@ -8,22 +8,12 @@
 #include "cards.h"
 #include "command.h"
 
-/* The figures of a member: those that it has published, except what the region or NVML knows better. */
-static void find_figures(const struct card *card, const struct gr_member *member, uint64_t ret[GR_FIGURE_COUNT])
-{
-        memcpy(ret, member->figures, sizeof(member->figures));
-        for (int i = GR_SHARED_FIGURES; i < GR_FIGURE_COUNT; i++)
-                ret[i] = UINT64_MAX;
-        ret[GR_FIGURE_reserved] = member->reserved_bytes;
-        ret[GR_FIGURE_driver] = member_driver_bytes(card, member);
-}
-
 static void print_member(const struct card *card, const struct gr_member *member)
 {
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
         uint64_t figures[GR_FIGURE_COUNT], total;
 
-        find_figures(card, member, figures);
+        member_figures(card, member, figures);
         total = figures[GR_FIGURE_card_total];
         printf("  %u %s%s: effective use of the card %.2f%% (%s of %s), idle for %.1f s\n", member->identity.pid,
                member->name, member->same_namespace ? "" : " (of another pid namespace)",
@@ -64,7 +54,7 @@ static void write_member(struct gr_json *json, const struct card *card, const st
         gr_json_string(json, "name", member->name);
         gr_json_bool(json, "same_pid_namespace", member->same_namespace);
         gr_json_number(json, "share", "%u", member->share);
-        find_figures(card, member, figures);
+        member_figures(card, member, figures);
         gr_figure_json(json, GR_FIGURE_reserved, figures[GR_FIGURE_reserved]);
         for (enum gr_figure i = 0; i < GR_SHARED_FIGURES; i++)
                 gr_figure_json(json, i, figures[i]);

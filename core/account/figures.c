@@ -8,8 +8,8 @@
 #include "base/size.h"
 
 const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT] = {
-#define GR_FIGURE(name, kind, where, words, value) {#name "_bytes", words, GR_FIGURE_KIND_##kind},
-#define GR_FIGURE_NUMBER(name, value)              {#name, NULL, GR_FIGURE_KIND_EXECUTABLES},
+#define GR_FIGURE(name, kind, where, words, help, value) {#name "_bytes", words, GR_FIGURE_KIND_##kind},
+#define GR_FIGURE_NUMBER(name, help, value)              {#name, NULL, GR_FIGURE_KIND_EXECUTABLES},
 #include "account/figures.def"
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
@@ -17,18 +17,21 @@ const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT] = {
 
 void gr_figures_of_device(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT])
 {
-#define GR_FIGURE(name, kind, where, words, value) ret[GR_FIGURE_##name] = value;
-#define GR_FIGURE_NUMBER(name, value)              ret[GR_FIGURE_##name] = value;
+#define GR_FIGURE(name, kind, where, words, help, value) ret[GR_FIGURE_##name] = value;
+#define GR_FIGURE_NUMBER(name, help, value)              ret[GR_FIGURE_##name] = value;
 #include "account/figures.def"
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
 }
 
+uint64_t gr_figure_told(enum gr_figure figure, uint64_t bytes)
+{
+        return gr_figure_table[figure].kind == GR_FIGURE_KIND_CARD && bytes == 0 ? UINT64_MAX : bytes;
+}
+
 void gr_figure_json(struct gr_json *json, enum gr_figure figure, uint64_t bytes)
 {
-        const struct gr_figure_row *row = &gr_figure_table[figure];
-
-        gr_json_bytes(json, row->json, row->kind == GR_FIGURE_KIND_CARD && bytes == 0 ? UINT64_MAX : bytes);
+        gr_json_bytes(json, gr_figure_table[figure].json, gr_figure_told(figure, bytes));
 }
 
 static void put_figures(const uint64_t *figures, enum gr_figure_kind kind, const char *label, gr_sink *sink, void *arg)

@@ -45,6 +45,9 @@ extern const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT];
 /* Reads all figures of the device. */
 void gr_figures_of_device(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT]);
 
+/* The figure as it is told to others: UINT64_MAX if it is not known, or there is no limit. */
+uint64_t gr_figure_told(enum gr_figure figure, uint64_t bytes);
+
 /* Adds one figure to a JSON object; null if it is not known, or there is no limit. */
 void gr_figure_json(struct gr_json *json, enum gr_figure figure, uint64_t bytes);
 

@@ -1,0 +1,265 @@
+/* gpureclaim metrics: what status shows, for Prometheus. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cards.h"
+#include "command.h"
+#include "driver/nvml.h"
+
+/* Of what there is one sample: of all, of each GPU, group on a GPU, process, or process of which only NVML tells. */
+enum scope { SCOPE_ALL, SCOPE_GPU, SCOPE_GROUP, SCOPE_PROCESS, SCOPE_OTHER };
+
+/* All that was found. */
+struct found {
+        struct card *cards;
+        size_t count, other_files;
+        int *indices; /* of the cards in nvidia-smi; -1: not known */
+};
+
+/* What a sample is of. */
+struct subject {
+        const struct found *found;
+        const struct card *card;
+        const struct gr_member *member;
+        const struct gr_nvml_use *use;
+};
+
+/* A metric is a gauge, or a counter where its name ends with _total; the unit is in its name. NAN: no sample. */
+struct metric {
+        enum scope scope;
+        const char *name, *help;
+        double (*value)(const struct subject *of, enum gr_figure figure);
+        enum gr_figure figure;
+};
+
+static double bytes_or_none(uint64_t bytes)
+{
+        return bytes == UINT64_MAX ? NAN : (double)bytes;
+}
+
+static double figure_value(const struct subject *of, enum gr_figure figure)
+{
+        uint64_t figures[GR_FIGURE_COUNT];
+
+        member_figures(of->card, of->member, figures);
+        return bytes_or_none(gr_figure_told(figure, figures[figure]));
+}
+
+#define VALUE(name, expression)                                                                                        \
+        static double name(const struct subject *of, enum gr_figure figure)                                            \
+        {                                                                                                              \
+                (void)figure;                                                                                          \
+                return expression;                                                                                     \
+        }
+VALUE(other_files, (double)of->found->other_files)
+VALUE(gpu_total, of->card->total_bytes ? (double)of->card->total_bytes : NAN)
+VALUE(gpu_used, of->card->total_bytes ? (double)of->card->used_bytes : NAN)
+VALUE(foreign, of->card->total_bytes ? (double)card_others_bytes(of->card) : NAN)
+VALUE(share, of->member->share)
+VALUE(idle, member_idle_s(of->card, of->member))
+VALUE(given, (double)of->member->given_bytes)
+VALUE(other_used, bytes_or_none(of->use->bytes))
+
+static const struct metric metrics[] = {
+        {SCOPE_ALL, "other_files", "files in the shared folder of another version, or of something else", other_files},
+        {SCOPE_GPU, "gpu_memory_bytes", "memory of the GPU", gpu_total},
+        {SCOPE_GPU, "gpu_memory_used_bytes", "memory of the GPU that is in use, by anybody", gpu_used},
+        {SCOPE_GROUP, "group_foreign_bytes", "used memory of the GPU that is not reserved by the group", foreign},
+#define GR_FIGURE(name, kind, where, words, help, value)                                                               \
+        {SCOPE_PROCESS, "process_" #name "_bytes", help, figure_value, GR_FIGURE_##name},
+#define GR_FIGURE_NUMBER(name, help, value) {SCOPE_PROCESS, "process_" #name, help, figure_value, GR_FIGURE_##name},
+#include "account/figures.def"
+#undef GR_FIGURE_NUMBER
+#undef GR_FIGURE
+        {SCOPE_PROCESS, "process_share", "share of the process (GPURECLAIM_SHARE)", share},
+        {SCOPE_PROCESS, "process_idle_seconds", "since the process last did something with its memory", idle},
+        {SCOPE_PROCESS, "process_given_bytes_total", "cached memory given back for other processes", given},
+        {SCOPE_OTHER, "other_process_used_bytes", "used by a process that is not of the group", other_used},
+};
+
+static void put_label(FILE *file, const char *name, const char *value)
+{
+        fprintf(file, ",%s=\"", name);
+        /* No line ends: a region's names are printable. */
+        for (; *value; value++)
+                fprintf(file, "%s%c", strchr("\\\"", *value) ? "\\" : "", *value);
+        putc('"', file);
+}
+
+static void put_sample(FILE *file, const struct metric *metric, const struct subject *of)
+{
+        double value = metric->value(of, metric->figure);
+        int index = of->card ? of->found->indices[of->card - of->found->cards] : -1;
+        const char *gap = "{";
+
+        if (isnan(value))
+                return;
+        fprintf(file, "gpureclaim_%s", metric->name);
+        if (of->card) {
+                fprintf(file, "{uuid=\"%s\"", of->card->uuid);
+                gap = "} ";
+        }
+        if (index >= 0)
+                fprintf(file, ",gpu=\"%d\"", index);
+        if (metric->scope >= SCOPE_GROUP)
+                put_label(file, "group", of->card->group);
+        if (of->member) {
+                /* Processes of two containers may have the same pid. */
+                fprintf(file, ",pid=\"%u\",pid_namespace=\"%llu\"", of->member->identity.pid,
+                        (unsigned long long)of->member->identity.pid_namespace);
+                put_label(file, "command", of->member->name);
+        }
+        if (of->use)
+                fprintf(file, ",pid=\"%u\"", of->use->pid);
+        fprintf(file, "%s%.15g\n", of->card ? gap : " ", value);
+}
+
+/* One of several groups on a GPU speaks for it. */
+static bool speaks_for_gpu(const struct found *found, size_t i)
+{
+        for (size_t j = 0; j < found->count; j++)
+                if (j != i && strcmp(found->cards[j].uuid, found->cards[i].uuid) == 0 && found->cards[j].total_bytes &&
+                    (j < i || !found->cards[i].total_bytes))
+                        return false;
+        return true;
+}
+
+static void put_samples(FILE *file, const struct metric *metric, const struct found *found)
+{
+        if (metric->scope == SCOPE_ALL)
+                put_sample(file, metric, &(struct subject){found});
+        for (size_t i = 0; metric->scope != SCOPE_ALL && i < found->count; i++) {
+                const struct card *card = &found->cards[i];
+
+                if (metric->scope == SCOPE_GROUP || (metric->scope == SCOPE_GPU && speaks_for_gpu(found, i)))
+                        put_sample(file, metric, &(struct subject){found, card});
+                for (size_t j = 0; metric->scope == SCOPE_PROCESS && j < card->count; j++)
+                        put_sample(file, metric, &(struct subject){found, card, &card->members[j]});
+                for (size_t j = 0; metric->scope == SCOPE_OTHER && j < card->use_count; j++)
+                        if (!card_has_member(card, card->uses[j].pid))
+                                put_sample(file, metric, &(struct subject){found, card, .use = &card->uses[j]});
+        }
+}
+
+static bool ends_with(const char *text, size_t length, const char *end)
+{
+        return length >= strlen(end) && memcmp(text + length - strlen(end), end, strlen(end)) == 0;
+}
+
+static void put_metric(FILE *file, bool open_metrics, const struct metric *metric, const struct found *found)
+{
+        static const char total[] = "_total";
+        size_t length = strlen(metric->name);
+        bool counter = ends_with(metric->name, length, total);
+        /* In OpenMetrics only the samples of a counter have the suffix, in Prometheus' format its type has it too. */
+        size_t family = length - (counter ? strlen(total) : 0);
+        int shown = (int)(open_metrics ? family : length);
+        const char *unit = ends_with(metric->name, family, "_bytes")     ? "bytes"
+                           : ends_with(metric->name, family, "_seconds") ? "seconds"
+                                                                         : NULL;
+
+        fprintf(file, "# HELP gpureclaim_%.*s %c%s.\n", shown, metric->name, metric->help[0] - 'a' + 'A',
+                metric->help + 1);
+        fprintf(file, "# TYPE gpureclaim_%.*s %s\n", shown, metric->name, counter ? "counter" : "gauge");
+        if (open_metrics && unit)
+                fprintf(file, "# UNIT gpureclaim_%.*s %s\n", shown, metric->name, unit);
+        put_samples(file, metric, found);
+}
+
+static int find_index(const char *uuid)
+{
+        char name[16], other[37];
+        void *device;
+
+        for (int i = 0; snprintf(name, sizeof(name), "%d", i) && gr_nvml_device_named(name, &device, other) == 0; i++)
+                if (strcmp(uuid, other) == 0)
+                        return i;
+        return -1;
+}
+
+const char *make_metrics(bool open_metrics, char **ret_page, size_t *ret_length)
+{
+        struct found found;
+        FILE *file;
+        int rc = cards_open(&found.cards, &found.count, &found.other_files);
+
+        if (rc)
+                return strerror(-rc);
+        file = open_memstream(ret_page, ret_length);
+        found.indices = calloc(found.count + 1, sizeof(*found.indices));
+        for (size_t i = 0; found.indices && i < found.count; i++) {
+                card_read(&found.cards[i], true);
+                found.indices[i] = find_index(found.cards[i].uuid);
+        }
+        for (size_t i = 0; file && found.indices && i < sizeof(metrics) / sizeof(metrics[0]); i++)
+                /* The others are not in the region. */
+                if (metrics[i].figure < GR_SHARED_FIGURES || metrics[i].figure == GR_FIGURE_reserved)
+                        put_metric(file, open_metrics, &metrics[i], &found);
+        if (file && open_metrics)
+                fputs("# EOF\n", file);
+        rc = !file || !found.indices;
+        if (file && fclose(file) != 0)
+                rc = 1;
+        free(found.indices);
+        cards_close(found.cards, found.count);
+        return rc ? strerror(ENOMEM) : NULL;
+}
+
+/* Readers see the old file or the new one. 0 or an errno. */
+static int replace_file(const char *path, const char *page, size_t length)
+{
+        static const char end[] = ".XXXXXX";
+        size_t path_bytes = strlen(path) + sizeof(end);
+        char *new = malloc(path_bytes);
+        mode_t mask = umask(0);
+        struct stat old;
+        int fd, error = 0;
+        FILE *file;
+
+        umask(mask);
+        if (!new)
+                return ENOMEM;
+        /* A device or a link is not to be replaced by a file. */
+        if (lstat(path, &old) == 0 && !S_ISREG(old.st_mode)) {
+                free(new);
+                return EINVAL;
+        }
+        snprintf(new, path_bytes, "%s%s", path, end);
+        fd = mkstemp(new);
+        file = fd >= 0 ? fdopen(fd, "w") : NULL;
+        if (!file || fchmod(fd, 0666 & ~mask) != 0 || fwrite(page, 1, length, file) != length || fflush(file) != 0 ||
+            rename(new, path) != 0)
+                error = errno;
+        if (fd >= 0 && error)
+                unlink(new);
+        if (file)
+                fclose(file);
+        free(new);
+        return error;
+}
+
+int command_metrics(const struct arguments *arguments)
+{
+        const char *path = flag_value(arguments, "output"), *wrong;
+        size_t length;
+        char *page;
+        int error;
+
+        wrong = make_metrics(!flag_value(arguments, "prometheus"), &page, &length);
+        if (wrong) {
+                complain("metrics: the shared memory cannot be read: %s", wrong);
+                return EXIT_FAILURE;
+        }
+        if (!path) {
+                fwrite(page, 1, length, stdout);
+                return EXIT_SUCCESS;
+        }
+        error = replace_file(path, page, length);
+        if (error)
+                complain("metrics: %s: %s", path, error == EINVAL ? "not a regular file" : strerror(error));
+        return error ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,141 @@
+/* gpureclaim serve: the page of gpureclaim metrics over HTTP. */
+#include <errno.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "command.h"
+
+#define CONNECTIONS 8u
+#define TIMEOUT_S   10u
+
+static enum MHD_Result reply(struct MHD_Connection *connection, unsigned status, const char *type, char *text,
+                             size_t length)
+{
+        struct MHD_Response *response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_COPY);
+        enum MHD_Result result;
+
+        if (!response)
+                return MHD_NO;
+        MHD_add_response_header(response, "Content-Type", type);
+        if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
+                MHD_add_response_header(response, "Allow", "GET, HEAD");
+        result = MHD_queue_response(connection, status, response);
+        MHD_destroy_response(response);
+        return result;
+}
+
+/* Called by one thread, that of the server. */
+static enum MHD_Result answer(void *arg, struct MHD_Connection *connection, const char *url, const char *method,
+                              const char *version, const char *data, size_t *data_bytes, void **state)
+{
+        const char *accept = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Accept"), *wrong;
+        bool open_metrics = accept && strstr(accept, "application/openmetrics-text");
+        enum MHD_Result result;
+        char text[256], *page;
+        unsigned status;
+        size_t length;
+
+        (void)arg, (void)version, (void)data, (void)data_bytes, (void)state;
+        if (strcmp(url, "/metrics") != 0) {
+                status = MHD_HTTP_NOT_FOUND;
+                snprintf(text, sizeof(text), "Only /metrics is here.\n");
+        } else if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
+                status = MHD_HTTP_METHOD_NOT_ALLOWED;
+                snprintf(text, sizeof(text), "Only GET is answered.\n");
+        } else {
+                wrong = make_metrics(open_metrics, &page, &length);
+                if (!wrong) {
+                        result = reply(connection, MHD_HTTP_OK,
+                                       open_metrics ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                                                    : "text/plain; version=0.0.4; charset=utf-8",
+                                       page, length);
+                        free(page);
+                        return result;
+                }
+                status = MHD_HTTP_INTERNAL_SERVER_ERROR;
+                snprintf(text, sizeof(text), "The shared memory cannot be read: %s.\n", wrong);
+        }
+        return reply(connection, status, "text/plain; charset=utf-8", text, strlen(text));
+}
+
+/* A socket that listens at HOST:PORT or [HOST]:PORT, or -1: it has complained; *ret_status is the exit status. */
+static int listen_at(const char *address, int *ret_status)
+{
+        const struct addrinfo hints = {.ai_flags = AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
+        const char *colon = strrchr(address, ':');
+        struct addrinfo *found;
+        int fd, rc, on = 1;
+        char host[256];
+        size_t length;
+
+        *ret_status = STATUS_USAGE;
+        if (address[0] == '[' && colon && colon[-1] == ']')
+                length = (size_t)snprintf(host, sizeof(host), "%.*s", (int)(colon - address - 2), address + 1);
+        else
+                length = (size_t)snprintf(host, sizeof(host), "%.*s", colon ? (int)(colon - address) : 0, address);
+        if (length == 0 || length >= sizeof(host) || !colon[1] ||
+            strlen(colon + 1) != strspn(colon + 1, "0123456789") || strlen(colon + 1) > 5 || atoi(colon + 1) > 65535) {
+                complain("serve: --listen %s: not understood (expected HOST:PORT, such as 127.0.0.1:9835)", address);
+                return -1;
+        }
+        *ret_status = EXIT_FAILURE;
+        rc = getaddrinfo(host, colon + 1, &hints, &found);
+        if (rc) {
+                complain("serve: --listen %s: %s", address, rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+                return -1;
+        }
+        fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        /* The address may be used again at once after an end. */
+        if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+            bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, (int)CONNECTIONS) != 0) {
+                complain("serve: cannot listen at %s: %s", address, strerror(errno));
+                if (fd >= 0)
+                        close(fd);
+                fd = -1;
+        }
+        freeaddrinfo(found);
+        return fd;
+}
+
+int command_serve(const struct arguments *arguments)
+{
+        const char *address = flag_value(arguments, "listen");
+        char host[NI_MAXHOST], port[NI_MAXSERV];
+        struct sockaddr_storage own;
+        socklen_t own_bytes = sizeof(own);
+        struct MHD_Daemon *server;
+        sigset_t ends;
+        int fd, status, number;
+
+        /* Before the server's thread begins, so that this one gets them. */
+        sigemptyset(&ends);
+        sigaddset(&ends, SIGINT);
+        sigaddset(&ends, SIGTERM);
+        sigprocmask(SIG_BLOCK, &ends, NULL);
+        signal(SIGPIPE, SIG_IGN);
+        fd = listen_at(address ? address : "127.0.0.1:9835", &status);
+        if (fd < 0)
+                return status;
+        server = MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD, 0, NULL, NULL, answer, NULL,
+                                  MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, CONNECTIONS,
+                                  MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S, MHD_OPTION_END);
+        if (!server) {
+                complain("serve: the server cannot start: %s", strerror(errno));
+                return EXIT_FAILURE;
+        }
+        if (getsockname(fd, (struct sockaddr *)&own, &own_bytes) == 0 &&
+            getnameinfo((struct sockaddr *)&own, own_bytes, host, sizeof(host), port, sizeof(port),
+                        NI_NUMERICHOST | NI_NUMERICSERV) == 0)
+                printf(own.ss_family == AF_INET6 ? "Serving http://[%s]:%s/metrics\n"
+                                                 : "Serving http://%s:%s/metrics\n",
+                       host, port);
+        fflush(stdout);
+        sigwait(&ends, &number);
+        MHD_stop_daemon(server);
+        return EXIT_SUCCESS;
+}
