@@ -88,7 +88,7 @@ int read_arguments(const char *command, enum rest rest, int argc, char **argv, s
         struct option known[GR_FLAGS_MOST + 2];
         int place, o = place_of_o(command);
         /* Where a program follows the flags, all words from the first one that is no flag are the program's ("+"). */
-        const char *letters = rest != REST_PROGRAM ? ":h" : o ? "+:ho:" : "+:h";
+        const char *letters = (o ? "+:ho:" : "+:h") + (rest != REST_PROGRAM);
 
         *ret = (struct arguments){.command = command};
         list_flags(command, true, known);

@@ -128,6 +128,15 @@ static bool speaks_for_gpu(const struct found *found, size_t i)
         return true;
 }
 
+/* NVML may list a process for each part of a GPU; no series may be there twice. */
+static bool is_listed_before(const struct card *card, size_t use)
+{
+        for (size_t i = 0; i < use; i++)
+                if (card->uses[i].pid == card->uses[use].pid)
+                        return true;
+        return false;
+}
+
 static void put_samples(FILE *file, const struct metric *metric, const struct found *found)
 {
         if (metric->scope == SCOPE_ALL)
@@ -140,7 +149,7 @@ static void put_samples(FILE *file, const struct metric *metric, const struct fo
                 for (size_t j = 0; metric->scope == SCOPE_PROCESS && j < card->count; j++)
                         put_sample(file, metric, &(struct subject){found, card, &card->members[j]});
                 for (size_t j = 0; metric->scope == SCOPE_OTHER && j < card->use_count; j++)
-                        if (!card_has_member(card, card->uses[j].pid))
+                        if (!card_has_member(card, card->uses[j].pid) && !is_listed_before(card, j))
                                 put_sample(file, metric, &(struct subject){found, card, .use = &card->uses[j]});
         }
 }
