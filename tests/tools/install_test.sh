@@ -50,7 +50,9 @@ out=$(gpureclaim doctor --sim 2>&1) || fail "doctor: $out"
 [[ $out == *"$PWD/"*"libgpureclaim.so, version $version"* ]] || fail "doctor does not name the library here: $out"
 [ ! -e bin/gpureclaim-top ] || is "top without a terminal" "$(gpureclaim top 2>&1 </dev/null | cut -d ' ' -f 1-2)" \
         "gpureclaim: top:"
-[ -e share/gpureclaim/gpureclaim.py ] || fail "no gpureclaim.py"
+for file in gpureclaim.py alerts.yml grafana.json; do
+        [ -e share/gpureclaim/$file ] || fail "no $file"
+done
 
 # A program in C, by pkg-config.
 export PKG_CONFIG_PATH

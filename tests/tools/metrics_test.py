@@ -160,8 +160,10 @@ def serve(scene):
         with subprocess.Popen([command, "serve", "--listen", "127.0.0.1:0"], env=scene.environment,
                               stdout=subprocess.PIPE, text=True) as server:
             address = re.fullmatch(r"Serving http://(.*)/metrics\n", server.stdout.readline())[1]
-            answers(scene, address, process.pid)
-            server.send_signal(number)
+            try:
+                answers(scene, address, process.pid)
+            finally:
+                server.send_signal(number)
             scene.check(server.wait(30) == 0, f"it ends well: {server.returncode}")
 
 
@@ -190,7 +192,14 @@ def answers(scene, address, pid):
     idle = [socket.create_connection((host, int(port))) for _ in range(20)]
     for one in idle:
         one.close()
-    scene.check(until(lambda: ask("GET", "/metrics")[0] == 200), "after idle connections")
+
+    def answered():
+        try:
+            return ask("GET", "/metrics")[0] == 200
+        except OSError:
+            return False
+
+    scene.check(until(answered), "after idle connections")
     if here("prometheus"):
         scrape(scene, address)
 
@@ -214,8 +223,10 @@ def scrape(scene, address):
             except OSError:
                 return False
 
-        scene.check(until(seen, 30), "Prometheus reads it")
-        reader.kill()
+        try:
+            scene.check(until(seen, 30), "Prometheus reads it")
+        finally:
+            reader.kill()
 
 
 failed = 0
