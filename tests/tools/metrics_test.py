@@ -42,7 +42,7 @@ def page(scene, *flags, **environment):
 
 
 def read_plainly(text):
-    """The samples by name: a list of labels and value. Each metric stands in one place, and no series is there twice."""
+    """The samples by name: a list of labels and value. A metric stands in one place, and no series is there twice."""
     samples, types, seen = {}, {}, set()
     for line in text.splitlines():
         kind = re.fullmatch(r"# TYPE (\w+) (gauge|counter)", line)
@@ -106,7 +106,8 @@ def formats(scene):
     else:
         print("no prometheus_client here (Debian: python3-prometheus-client): its parser is left out", flush=True)
     if here("promtool"):
-        done = subprocess.run(["promtool", "check", "metrics"], input=plain, capture_output=True, text=True, check=False)
+        done = subprocess.run(["promtool", "check", "metrics"], input=plain, capture_output=True, text=True,
+                              check=False)
         scene.check((done.returncode, done.stdout + done.stderr) == (0, ""), f"promtool: {done}")
         done = subprocess.run(["promtool", "check", "rules", f"{source}/tools/prometheus/alerts.yml"],
                               capture_output=True, text=True, check=False)
@@ -220,7 +221,7 @@ def scrape(scene, address):
                 connection.request("GET", "/api/v1/query?query=up%20and%20on()%20gpureclaim_process_live_bytes")
                 result = json.loads(connection.getresponse().read())["data"]["result"]
                 return bool(result) and result[0]["value"][1] == "1"
-            except OSError:
+            except (OSError, ValueError):  # it is not ready yet
                 return False
 
         try:
