@@ -100,6 +100,11 @@ void write_perfetto(const struct gr_trace *trace);
 struct origins;
 void print_origins(const struct origins *origins, size_t shown, bool native, const char *head, const char *more);
 
+/* A frame and the place in it in one line without unprintable characters: "function (file:line)", or what is known. */
+struct frame;
+struct place;
+void format_frame(const struct frame *frame, const struct place *place, char *text, size_t bytes);
+
 /* Writes all origins as members of the open JSON object. */
 struct gr_json;
 void write_origins(struct gr_json *json, const struct origins *origins);

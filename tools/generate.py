@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """The manual pages and the completion of gpureclaim, from the lists that the command itself is made from.
+Also the page of gpureclaim report --html, as text for C.
 
 Usage: generate.py OUTPUT SOURCE_FOLDER VERSION HAVE_TOP
-OUTPUT: gpureclaim.1, libgpureclaim.7, gpureclaim.bash, _gpureclaim (zsh) or gpureclaim.fish. HAVE_TOP: 1 or 0.
+OUTPUT: gpureclaim.1, libgpureclaim.7, gpureclaim.bash, _gpureclaim (zsh), gpureclaim.fish or report_page.h.
+HAVE_TOP: 1 or 0.
 
 Commands and flags are those of tools/commands.def; options those of docs/options.md, which the test "documents"
 compares with core/base/options.def. The examples are those of README.md.
@@ -225,6 +227,13 @@ def completion(template, commands):
     return "\n".join(lines).replace("@NAMES@", " ".join(command.name for command in commands)) + "\n"
 
 
+# The page of gpureclaim report --html
+
+def c_text(name, text):
+    lines = ['        "' + line.replace("\\", "\\\\").replace('"', '\\"') + '\\n"' for line in text.splitlines()]
+    return f"static const char {name}[] =\n" + "\n".join(lines) + ";\n"
+
+
 def main():
     output, folder, version, have_top = sys.argv[1:]
 
@@ -236,6 +245,9 @@ def main():
     intro, sections = read_options(read("docs/options.md"))
     if output == "gpureclaim.1":
         text = command_page(version, commands, sections, read("README.md"))
+    elif output == "report_page.h":
+        before, after = read("tools/report.html").split("@DATA@\n")
+        text = c_text("page_before", before) + c_text("page_after", after)
     elif output == "libgpureclaim.7":
         text = library_page(version, intro, sections, read("README.md"))
     else:

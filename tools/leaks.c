@@ -36,30 +36,31 @@ static void print_text(const char *text)
         fputs(clean, stdout);
 }
 
-static void print_place(const struct place *place, const struct frame *frame)
+void format_frame(const struct frame *frame, const struct place *place, char *text, size_t bytes)
 {
-        printf("      ");
-        if (place->function)
-                print_text(place->function);
-        else if (!frame->module)
-                printf("0x%" PRIx64, frame->word & GR_ORIGINS_ADDRESS_MASK);
-        if (place->file) {
-                printf(" (");
-                print_text(place->file);
-                printf(":%u)", place->line);
-        } else if (frame->module) {
-                const char *slash = strrchr(frame->module->path, '/');
+        const char *slash = frame->module ? strrchr(frame->module->path, '/') : NULL;
+        const char *name = slash ? slash + 1 : frame->module ? frame->module->path : NULL;
+        const char *function = place->function ? place->function : "";
+        uint64_t address = frame->word & GR_ORIGINS_ADDRESS_MASK;
 
-                printf("%s", place->function ? " (" : "");
-                print_text(slash ? slash + 1 : frame->module->path);
-                printf("+0x%" PRIx64 "%s", (frame->word & GR_ORIGINS_ADDRESS_MASK) - 1, place->function ? ")" : "");
-        }
-        printf("\n");
+        if (place->file)
+                snprintf(text, bytes, "%s (%s:%u)", function, place->file, place->line);
+        else if (name)
+                snprintf(text, bytes, *function ? "%s (%s+0x%" PRIx64 ")" : "%s%s+0x%" PRIx64, function, name,
+                         address - 1);
+        else if (*function)
+                snprintf(text, bytes, "%s", function);
+        else
+                snprintf(text, bytes, "0x%" PRIx64, address);
+        gr_log_clean(text, strlen(text));
 }
 
-static bool is_python(const struct frame *frame)
+static void print_place(const struct place *place, const struct frame *frame)
 {
-        return frame->word & GR_ORIGINS_IS_PYTHON;
+        char text[2048];
+
+        format_frame(frame, place, text, sizeof(text));
+        printf("      %s\n", text);
 }
 
 /* Prints one line for the functions from frame `at` up to the next frame of Python. Returns the place of that frame. */

@@ -58,6 +58,11 @@ bool origins_try(struct origins *origins, const char *path);
  */
 int origins_read(struct origins *origins, bool look);
 
+static inline bool is_python(const struct frame *frame)
+{
+        return frame->word & GR_ORIGINS_IS_PYTHON;
+}
+
 /* The places of a frame: at least one. */
 static inline const struct place *places_of(const struct frame *frame, size_t *ret_count)
 {

@@ -1,43 +1,16 @@
 /* gpureclaim report: what a trace of allocations (GPURECLAIM_TRACE) says about a program. */
 #include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "base/size.h"
 #include "command.h"
-#include "origins.h"
-#include "trace.h"
+#include "report.h"
 
 #define SIZES_SHOWN   8
 #define ORIGINS_SHOWN 3
-
-/* Live blocks of one size. */
-struct group {
-        uint64_t bytes; /* of one block */
-        uint64_t count;
-        uint64_t oldest_ns; /* when the first of them was allocated */
-};
-
-/* What is live after some operation. */
-struct moment {
-        uint64_t at_ns, bytes, count;
-        struct group *groups; /* the largest sum first; the caller frees them */
-        size_t group_count;
-};
-
-struct report {
-        struct gr_trace trace;
-        uint64_t end_ns, allocations, allocated_bytes;
-        uint64_t half_ns, tenth_ns; /* half of the freed blocks lived at most half_ns, a tenth at least tenth_ns */
-        bool timed;
-        struct moment peak, end;
-        bool has_origins;
-        char origins_path[PATH_MAX];
-        struct origins origins; /* of what was live at the end */
-};
 
 static int by_size(const void *a, const void *b)
 {
@@ -115,6 +88,8 @@ static int examine(struct report *report)
                 born[op->slot] = op->time_ns;
                 live += op->bytes;
                 report->allocations++;
+                report->sizes[63 - __builtin_clzll(op->bytes)].blocks++;
+                report->sizes[63 - __builtin_clzll(op->bytes)].bytes += op->bytes;
                 report->allocated_bytes += op->bytes;
                 if (live > most) {
                         most = live;
@@ -131,7 +106,9 @@ static int examine(struct report *report)
         free(lives);
         if (!rc)
                 rc = look_at(trace, peak, &report->peak);
-        return rc ? rc : look_at(trace, trace->count, &report->end);
+        if (!rc)
+                rc = look_at(trace, trace->count, &report->end);
+        return rc ? rc : draw_timelines(report);
 }
 
 /* Adds later_ns, modulo 2^64. As it comes from two clocks, the sum may seem to be a little below 0; then it is 0. */
@@ -244,7 +221,8 @@ static void print_run(const struct gr_trace *trace)
 
 static void print_report(const char *path, const struct report *report)
 {
-        char a[GR_SIZE_TEXT_BYTES], more[PATH_MAX + 32];
+        char a[GR_SIZE_TEXT_BYTES], more[PATH_MAX + 32], advice[ADVICE_MOST][ADVICE_BYTES];
+        size_t count = advise(report, advice);
 
         printf("%s: %zu operations by %u thread%s", path, report->trace.count, report->trace.thread_count,
                report->trace.thread_count == 1 ? "" : "s");
@@ -276,6 +254,8 @@ static void print_report(const char *path, const struct report *report)
                 snprintf(more, sizeof(more), "gpureclaim leaks %s", report->origins_path);
                 print_origins(&report->origins, ORIGINS_SHOWN, false, "live at the end, by origin", more);
         }
+        for (size_t i = 0; i < count; i++)
+                printf("%s    %s\n", i == 0 ? "  what to do:\n" : "", advice[i]);
 }
 
 static void write_moment(struct gr_json *json, const char *name, const struct report *report,
@@ -367,10 +347,11 @@ static void write_csv(const struct gr_trace *trace)
 
 int command_report(const struct arguments *arguments)
 {
-        static const char *const formats[] = {"csv", "json", "perfetto"};
+        static const char *const formats[] = {"csv", "html", "json", "perfetto"};
         const char *path = arguments->rest[0], *format = NULL;
         struct report report = {0};
         size_t line = 0;
+        bool examined;
         int rc;
 
         if (arguments->count != 1) {
@@ -387,9 +368,10 @@ int command_report(const struct arguments *arguments)
                 format = formats[i];
         }
         rc = gr_trace_read(path, &report.trace, &line);
-        if (!rc && (!format || !strcmp(format, "json")))
+        examined = !format || !strcmp(format, "json") || !strcmp(format, "html");
+        if (!rc && examined)
                 rc = examine(&report);
-        if (!rc && (!format || !strcmp(format, "json")))
+        if (!rc && examined)
                 read_origins(path, &report);
         if (rc == -EINVAL && line > 0)
                 complain("%s: line %zu: not a trace of allocations", path, line);
@@ -404,10 +386,13 @@ int command_report(const struct arguments *arguments)
                 write_csv(&report.trace);
         else if (!strcmp(format, "json"))
                 write_report(&report);
+        else if (!strcmp(format, "html"))
+                write_page(path, &report);
         else
                 write_perfetto(&report.trace);
         free(report.peak.groups);
         free(report.end.groups);
+        free(report.timelines);
         gr_trace_free(&report.trace);
         return rc ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -15,6 +15,7 @@ struct live {
         uint64_t ptr; /* key */
         uint64_t bytes;
         uint32_t slot;
+        uint8_t device;
 };
 
 struct thread {
@@ -77,6 +78,7 @@ static int allocated(struct reader *reader, struct gr_trace_op *op)
                 return -ENOMEM;
         live->ptr = op->ptr;
         live->bytes = op->bytes;
+        live->device = op->device;
         live->slot = reader->spare_count > 0 ? reader->spare_slots[--reader->spare_count] : reader->trace.slot_count++;
         HASH_ADD(hh, reader->live, ptr, sizeof(live->ptr), live);
         op->slot = live->slot;
@@ -124,6 +126,7 @@ static int add(struct reader *reader, struct gr_trace_op op, uint64_t thread)
         op.time_ns = op.time_ns > reader->trace.first_ns ? op.time_ns - reader->trace.first_ns : 0;
         if (op.is_free) {
                 op.bytes = live->bytes;
+                op.device = live->device;
                 op.slot = live->slot;
                 reader->spare_slots[reader->spare_count++] = live->slot;
                 reader->live_bytes -= live->bytes;
@@ -222,6 +225,7 @@ static int read_entry(struct reader *reader, const struct entry *entry)
         struct gr_trace_op op = {.time_ns = entry->time_ns,
                                  .ptr = entry->address,
                                  .bytes = entry->bytes,
+                                 .device = (uint8_t)device,
                                  .is_free = what == GR_ENTRY_FREE};
 
         if (what == GR_ENTRY_NONE || what >= GR_ENTRY_COUNT) {

@@ -20,6 +20,7 @@ struct gr_trace_op {
         uint64_t bytes;  /* of the allocation, also in its free */
         uint32_t thread; /* 0 and up, in the order of appearance */
         uint32_t slot;   /* the allocation: no two that live at one time have the same; below slot_count */
+        uint8_t device;  /* 0 where the trace does not say */
         bool is_free;
 };
 

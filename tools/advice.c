@@ -1,0 +1,128 @@
+/* What a trace says to do: one function for each sentence. Each returns whether it has something to say. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/size.h"
+#include "command.h"
+#include "report.h"
+
+static bool requests_failed(const struct report *report, char *text)
+{
+        const struct gr_trace *trace = &report->trace;
+        uint64_t limit_hits = trace->counters.counts[GR_COUNTER_limit_hits];
+
+        if (trace->counts[GR_ENTRY_REFUSED] == 0)
+                return false;
+        snprintf(text, ADVICE_BYTES, "%zu requests failed: %s.", trace->counts[GR_ENTRY_REFUSED],
+                 limit_hits > 0 ? "raise GPURECLAIM_HARD_LIMIT or the limit of the group, or allocate less at the peak"
+                                : "the card was full, so allocate less at the peak, or set GPURECLAIM_WAIT or "
+                                  "GPURECLAIM_SPILL");
+        return true;
+}
+
+/* A hundredth of the time or more went into rungs that wait. */
+static bool memory_was_waited_for(const struct report *report, char *text)
+{
+        const struct gr_rung_counters *rungs = report->trace.counters.rungs;
+        uint64_t ns = rungs[GR_RUNG_SYNC].ns + rungs[GR_RUNG_NEIGHBOUR].ns + rungs[GR_RUNG_WAIT].ns;
+
+        if (!report->timed || ns < report->end_ns / 100 || ns == 0)
+                return false;
+        snprintf(
+                text, ADVICE_BYTES,
+                "Allocations waited %.3f s for memory (%.0f %% of the time): free blocks earlier, or raise the limits.",
+                (double)ns / 1e9, 100 * (double)ns / (double)report->end_ns);
+        return true;
+}
+
+/* The driver was asked for a fifth or more, beyond what a start needs, after memory had been given back. */
+static bool driver_was_asked_often(const struct report *report, char *text)
+{
+        const struct gr_trace *trace = &report->trace;
+        size_t misses = trace->counts[GR_ENTRY_MISS], all = misses + trace->counts[GR_ENTRY_HIT];
+        uint64_t decayed = trace->counters.counts[GR_COUNTER_decayed_bytes];
+        char a[GR_SIZE_TEXT_BYTES];
+
+        if (misses < 100 || misses < all / 5)
+                return false;
+        if (decayed > 0)
+                snprintf(text, ADVICE_BYTES,
+                         "The driver was asked for %zu of %zu allocations, after %s had gone unused and was given "
+                         "back: a longer GPURECLAIM_DECAY keeps it.",
+                         misses, all, gr_size_format(decayed, a, sizeof(a)));
+        else
+                snprintf(text, ADVICE_BYTES,
+                         "The driver was asked for %zu of %zu allocations: if that goes on after the start, a higher "
+                         "GPURECLAIM_RELEASE_THRESHOLD or GPURECLAIM_SOFT_LIMIT, or none, keeps more in the cache.",
+                         misses, all);
+        return true;
+}
+
+/* Of some GPU, a quarter or more of the peak was only cached, on average. */
+static bool much_was_cached(const struct report *report, char *text)
+{
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
+
+        for (int i = 0; report->timed && i < GR_TRACE_DEVICES; i++) {
+                uint64_t cached = report->timelines[i].mean_cached_bytes, peak = report->trace.peak_reserved_bytes[i];
+
+                if (cached == 0 || cached < peak / 4)
+                        continue;
+                snprintf(text, ADVICE_BYTES,
+                         "On GPU %d %s of at most %s was only cached, on average over %.3f s: a shorter "
+                         "GPURECLAIM_DECAY or a GPURECLAIM_RELEASE_THRESHOLD gives it to others sooner.",
+                         i, gr_size_format(cached, a, sizeof(a)), gr_size_format(peak, b, sizeof(b)),
+                         (double)report->last_at / 1e9);
+                return true;
+        }
+        return false;
+}
+
+/* Blocks of one size are half of the peak or more. */
+static bool one_size_makes_the_peak(const struct report *report, char *text)
+{
+        const struct group *group = report->peak.groups;
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
+
+        if (report->peak.group_count == 0 || group->bytes * group->count < report->peak.bytes / 2)
+                return false;
+        snprintf(text, ADVICE_BYTES,
+                 "%.0f %% of the peak of %s was %" PRIu64 " block%s of %s: to need less, begin with those.",
+                 100 * (double)(group->bytes * group->count) / (double)report->peak.bytes,
+                 gr_size_format(report->peak.bytes, a, sizeof(a)), group->count, group->count == 1 ? "" : "s",
+                 gr_size_format(group->bytes, b, sizeof(b)));
+        return true;
+}
+
+/* A tenth of the peak or more was live at the end. */
+static bool much_was_never_freed(const struct report *report, char *text)
+{
+        const struct origin *first = report->has_origins && report->origins.count > 0 ? report->origins.list : NULL;
+        char a[GR_SIZE_TEXT_BYTES], where[256];
+
+        if (report->end.bytes == 0 || report->end.bytes < report->peak.bytes / 10)
+                return false;
+        gr_size_format(report->end.bytes, a, sizeof(a));
+        if (first && first->frame_count > 0) {
+                format_frame(first->frames, places_of(first->frames, &(size_t){0}), where, sizeof(where));
+                snprintf(text, ADVICE_BYTES, "%s was never freed; most of it, of one origin, was allocated by %s.", a,
+                         where);
+        } else {
+                snprintf(text, ADVICE_BYTES,
+                         "%s was never freed: gpureclaim record --backtrace full tells which lines allocated it.", a);
+        }
+        return true;
+}
+
+size_t advise(const struct report *report, char texts[ADVICE_MOST][ADVICE_BYTES])
+{
+        static bool (*const sentences[])(const struct report *, char *) = {
+                requests_failed, memory_was_waited_for,   driver_was_asked_often,
+                much_was_cached, one_size_makes_the_peak, much_was_never_freed,
+        };
+        size_t count = 0;
+
+        for (size_t i = 0; i < sizeof(sentences) / sizeof(sentences[0]) && count < ADVICE_MOST; i++)
+                count += sentences[i](report, texts[count]);
+        return count;
+}

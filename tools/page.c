@@ -1,0 +1,230 @@
+/*
+ * gpureclaim report --html: the page of report.html with the data of a trace in it. However long the trace is, the data
+ * stays small: points of the timelines, marks by part of the time, and the largest of the rest.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/ladder_rungs.h"
+#include "command.h"
+#include "report.h"
+#include "report_page.h" /* made of report.html */
+
+#define SIZES_MOST   50
+#define ORIGINS_MOST 200
+#define MARK_PARTS   200 /* of the time: marks of one kind in one part are one mark */
+
+#define RUNG_WORD(id, word, ...) "ladder: " word,
+static const char *const mark_words[] = {GR_RUNGS(RUNG_WORD) "refused", "hard limit", "release threshold", "capture"};
+#undef RUNG_WORD
+enum { REFUSED = GR_RUNG_COUNT, HARD_LIMIT, RELEASE_THRESHOLD, CAPTURE, MARKS };
+
+/* A sink for JSON inside of HTML: there "<" is in strings only, and could begin the tag that ends the data. */
+static void put_data(const char *text, size_t length, void *arg)
+{
+        for (size_t i = 0; i < length; i++)
+                if (text[i] == '<')
+                        fputs("\\u003c", arg);
+                else
+                        fputc(text[i], arg);
+}
+
+static void add_moment(struct gr_json *json, const char *name, const struct moment *moment)
+{
+        gr_json_object(json, name);
+        gr_json_count(json, "at", moment->at_ns);
+        gr_json_count(json, "bytes", moment->bytes);
+        gr_json_count(json, "blocks", moment->count);
+        gr_json_count(json, "sizes", moment->group_count);
+        gr_json_array(json, "largest");
+        for (size_t i = 0; i < moment->group_count && i < SIZES_MOST; i++) {
+                gr_json_array(json, NULL);
+                gr_json_count(json, NULL, moment->groups[i].bytes);
+                gr_json_count(json, NULL, moment->groups[i].count);
+                gr_json_count(json, NULL, moment->groups[i].oldest_ns);
+                gr_json_close(json);
+        }
+        gr_json_close(json);
+        gr_json_close(json);
+}
+
+static void add_timelines(struct gr_json *json, const struct report *report)
+{
+        const struct gr_trace_header *header = report->trace.header;
+
+        gr_json_array(json, "gpus");
+        for (int i = 0; i < GR_TRACE_DEVICES; i++) {
+                const struct timeline *line = &report->timelines[i];
+
+                if (line->count == 0)
+                        continue;
+                gr_json_object(json, NULL);
+                gr_json_count(json, "number", (uint64_t)i);
+                gr_json_string(json, "name", header ? header->devices[i] : "");
+                gr_json_count(json, "reserved", report->trace.peak_reserved_bytes[i]);
+                gr_json_array(json, "points");
+                for (size_t p = 0; p < line->count; p++) {
+                        gr_json_array(json, NULL);
+                        gr_json_count(json, NULL, line->points[p].at);
+                        gr_json_count(json, NULL, line->points[p].live_bytes);
+                        gr_json_count(json, NULL, line->points[p].cached_bytes);
+                        gr_json_count(json, NULL, line->points[p].other_bytes);
+                        gr_json_close(json);
+                }
+                gr_json_close(json);
+                gr_json_close(json);
+        }
+        gr_json_close(json);
+}
+
+static int mark_of(const struct gr_trace_event *event)
+{
+        switch (event->what) {
+        case GR_ENTRY_REFUSED:
+                return REFUSED;
+        case GR_ENTRY_RUNG:
+                return event->detail < GR_RUNG_COUNT ? event->detail : -1;
+        case GR_ENTRY_LIMIT:
+                return event->detail ? RELEASE_THRESHOLD : HARD_LIMIT;
+        case GR_ENTRY_CAPTURE_BEGIN:
+                return CAPTURE;
+        default:
+                return -1;
+        }
+}
+
+/* Events are in the order of time, so one part's marks are complete when the next one begins. */
+static void add_marks(struct gr_json *json, const struct report *report)
+{
+        const struct gr_trace *trace = &report->trace;
+        struct {
+                uint64_t at, count, bytes;
+        } marks[MARKS] = {0};
+        size_t part = 0, next;
+
+        gr_json_array(json, "marks");
+        for (size_t i = 0; i <= trace->event_count; i++) {
+                const struct gr_trace_event *event = i < trace->event_count ? &trace->events[i] : NULL;
+                int mark = event ? mark_of(event) : -1;
+
+                if (event && mark < 0)
+                        continue;
+                next = event ? (size_t)((double)event->time_ns / ((double)report->last_at + 1) * MARK_PARTS) : SIZE_MAX;
+                for (int m = 0; next > part && m < MARKS; m++) {
+                        if (marks[m].count == 0)
+                                continue;
+                        gr_json_array(json, NULL);
+                        gr_json_count(json, NULL, marks[m].at);
+                        gr_json_string(json, NULL, mark_words[m]);
+                        gr_json_count(json, NULL, marks[m].count);
+                        gr_json_bytes(json, NULL, marks[m].bytes);
+                        gr_json_close(json);
+                        marks[m].count = marks[m].bytes = 0;
+                }
+                part = next;
+                if (!event)
+                        break;
+                if (marks[mark].count++ == 0)
+                        marks[mark].at = event->time_ns;
+                marks[mark].bytes = event->what == GR_ENTRY_LIMIT ? event->bytes : marks[mark].bytes + event->bytes;
+        }
+        gr_json_close(json);
+}
+
+/* The frames innermost first, as gpureclaim leaks shows them without --native. */
+static void add_origin(struct gr_json *json, const struct origin *origin)
+{
+        bool any_python = false;
+        char text[512];
+        size_t count;
+
+        for (size_t i = 0; i < origin->frame_count; i++)
+                any_python |= is_python(&origin->frames[i]);
+        gr_json_array(json, NULL);
+        gr_json_number(json, NULL, "%.0f", origin->all_bytes);
+        gr_json_number(json, NULL, "%.0f", origin->all_blocks);
+        gr_json_count(json, NULL, origin->oldest_ns);
+        for (size_t i = 0; i < origin->frame_count; i++) {
+                const struct frame *frame = &origin->frames[i];
+                const struct place *places = places_of(frame, &count);
+
+                if (any_python && !is_python(frame))
+                        continue;
+                for (size_t p = 0; p < count; p++) {
+                        format_frame(frame, &places[p], text, sizeof(text));
+                        gr_json_string(json, NULL, text);
+                }
+                if (places[count - 1].function && !strcmp(places[count - 1].function, "main"))
+                        break;
+        }
+        gr_json_close(json);
+}
+
+static void add_origins(struct gr_json *json, const struct origins *origins)
+{
+        gr_json_object(json, "origins");
+        gr_json_number(json, "bytes", "%.0f", origins->whole.all_bytes);
+        gr_json_count(json, "sample_bytes", origins->header.sample_bytes);
+        gr_json_count(json, "count", origins->count);
+        gr_json_array(json, "largest");
+        for (size_t i = 0; i < origins->count && i < ORIGINS_MOST; i++)
+                add_origin(json, &origins->list[i]);
+        gr_json_close(json);
+        gr_json_close(json);
+}
+
+static void add_data(struct gr_json *json, const char *path, const struct report *report)
+{
+        const struct gr_trace *trace = &report->trace;
+        char advice[ADVICE_MOST][ADVICE_BYTES];
+        size_t count = advise(report, advice);
+
+        gr_json_object(json, NULL);
+        gr_json_string(json, "path", path);
+        gr_json_string(json, "program", trace->header ? trace->header->command : "");
+        gr_json_bool(json, "is_trace", trace->header);
+        gr_json_bool(json, "begin_is_missing", trace->begin_is_missing);
+        gr_json_bool(json, "timed", report->timed);
+        gr_json_count(json, "last", report->last_at);
+        gr_json_count(json, "operations", trace->count);
+        gr_json_count(json, "threads", trace->thread_count);
+        gr_json_count(json, "allocations", report->allocations);
+        gr_json_count(json, "allocated", report->allocated_bytes);
+        gr_json_count(json, "hits", trace->counts[GR_ENTRY_HIT]);
+        gr_json_count(json, "misses", trace->counts[GR_ENTRY_MISS]);
+        gr_json_count(json, "refused", trace->counts[GR_ENTRY_REFUSED]);
+        gr_json_count(json, "half_ns", report->half_ns);
+        gr_json_count(json, "tenth_ns", report->tenth_ns);
+        gr_json_array(json, "advice");
+        for (size_t i = 0; i < count; i++)
+                gr_json_string(json, NULL, advice[i]);
+        gr_json_close(json);
+        add_timelines(json, report);
+        add_marks(json, report);
+        gr_json_array(json, "histogram");
+        for (int i = 0; i < 64; i++) {
+                gr_json_array(json, NULL);
+                gr_json_count(json, NULL, report->sizes[i].blocks);
+                gr_json_count(json, NULL, report->sizes[i].bytes);
+                gr_json_close(json);
+        }
+        gr_json_close(json);
+        add_moment(json, "peak", &report->peak);
+        add_moment(json, "end", &report->end);
+        if (report->has_origins)
+                add_origins(json, &report->origins);
+        gr_json_close(json);
+}
+
+void write_page(const char *path, const struct report *report)
+{
+        struct gr_json json;
+
+        fputs(page_before, stdout);
+        gr_json_begin(&json, put_data, stdout, 1);
+        add_data(&json, path, report);
+        gr_json_end(&json);
+        fputs(page_after, stdout);
+}

@@ -1,0 +1,62 @@
+/* What gpureclaim report finds in a trace. report.c reads it; timeline.c, advice.c and page.c need all of it. */
+#ifndef GR_TOOL_REPORT_H
+#define GR_TOOL_REPORT_H
+
+#include <limits.h>
+
+#include "origins.h"
+#include "trace.h"
+
+#define POINTS_MOST  2000 /* of one GPU, however long the trace is */
+#define ADVICE_MOST  5
+#define ADVICE_BYTES 512
+
+/* Live blocks of one size. */
+struct group {
+        uint64_t bytes; /* of one block */
+        uint64_t count;
+        uint64_t oldest_ns; /* when the first of them was allocated */
+};
+
+/* What is live after some operation. */
+struct moment {
+        uint64_t at_ns, bytes, count;
+        struct group *groups; /* the largest sum first; the caller frees them */
+        size_t group_count;
+};
+
+/* The memory of one GPU along the time. at: ns, or the number of the operation where the trace has no times. */
+struct timeline {
+        struct point {
+                uint64_t at, live_bytes, cached_bytes, other_bytes; /* other: what the pool does not serve */
+        } points[POINTS_MOST];
+        size_t count;
+        uint64_t mean_cached_bytes; /* over the time */
+};
+
+struct report {
+        struct gr_trace trace;
+        uint64_t end_ns, allocations, allocated_bytes;
+        uint64_t half_ns, tenth_ns; /* so long lived half of all freed blocks at most, and a tenth at least */
+        bool timed;
+        struct moment peak, end;
+        struct {
+                uint64_t blocks, bytes;
+        } sizes[64];                /* of all allocations: by the power of two that the size has reached */
+        uint64_t last_at;           /* the end of the timelines */
+        struct timeline *timelines; /* GR_TRACE_DEVICES; NULL: not asked for */
+        bool has_origins;
+        char origins_path[PATH_MAX];
+        struct origins origins; /* of what was live at the end */
+};
+
+/* Fills the timelines. 0 or -ENOMEM. */
+int draw_timelines(struct report *report);
+
+/* Sentences that say what to do, the most urgent first. Returns how many. */
+size_t advise(const struct report *report, char texts[ADVICE_MOST][ADVICE_BYTES]);
+
+/* Prints one HTML page that shows all of it and needs nothing else. */
+void write_page(const char *path, const struct report *report);
+
+#endif

@@ -1,0 +1,123 @@
+/* The memory of each GPU along the time, as so few points that a page can show a trace of any length (report.h). */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "report.h"
+
+/* Of each part of the time: where least was live, where most was live, and where most was taken from the card. */
+#define PARTS (POINTS_MOST / 3)
+
+struct device {
+        uint64_t live_bytes, reserved_bytes, kind_bytes[GR_MEMORY_KIND_COUNT];
+        size_t part;
+        bool changed; /* in this part */
+        struct point least, most, highest, now;
+        double cached_area;
+};
+
+static uint64_t sum(const struct point *point)
+{
+        return point->live_bytes + point->cached_bytes + point->other_bytes;
+}
+
+static int by_at(const void *a, const void *b)
+{
+        const struct point *x = a, *y = b;
+
+        return (x->at > y->at) - (x->at < y->at);
+}
+
+static void end_part(struct device *device, struct timeline *line)
+{
+        struct point points[] = {device->least, device->most, device->highest};
+
+        if (!device->changed)
+                return;
+        device->changed = false;
+        qsort(points, 3, sizeof(points[0]), by_at);
+        for (int i = 0; i < 3 && line->count < POINTS_MOST; i++)
+                if (i == 0 || points[i].at != points[i - 1].at || sum(&points[i]) != sum(&points[i - 1]) ||
+                    points[i].live_bytes != points[i - 1].live_bytes)
+                        line->points[line->count++] = points[i];
+}
+
+static void changed(struct device *device, struct timeline *line, uint64_t at, uint64_t last)
+{
+        size_t part = (size_t)((double)at / ((double)last + 1) * PARTS);
+        struct point now = {.at = at > device->now.at ? at : device->now.at, .live_bytes = device->live_bytes};
+
+        for (int kind = 0; kind < GR_MEMORY_KIND_COUNT; kind++)
+                if (kind != GR_MEMORY_IMPORTED && kind != GR_MEMORY_HOST)
+                        now.other_bytes += device->kind_bytes[kind];
+        if (device->reserved_bytes > now.live_bytes + now.other_bytes)
+                now.cached_bytes = device->reserved_bytes - now.live_bytes - now.other_bytes;
+        device->cached_area += (double)device->now.cached_bytes * (double)(now.at - device->now.at);
+        device->now = now;
+        if (part > device->part) {
+                end_part(device, line);
+                device->part = part;
+        }
+        if (!device->changed || now.live_bytes < device->least.live_bytes)
+                device->least = now;
+        if (!device->changed || now.live_bytes > device->most.live_bytes)
+                device->most = now;
+        if (!device->changed || sum(&now) > sum(&device->highest))
+                device->highest = now;
+        device->changed = true;
+}
+
+/* Whether the event changes what a timeline shows. */
+static bool take_event(struct device *device, const struct gr_trace_event *event)
+{
+        if (event->what == GR_ENTRY_RESERVED)
+                device->reserved_bytes = event->bytes;
+        else if (event->what == GR_ENTRY_KIND && event->detail < GR_MEMORY_KIND_COUNT)
+                device->kind_bytes[event->detail] = event->bytes;
+        else
+                return false;
+        return true;
+}
+
+int draw_timelines(struct report *report)
+{
+        const struct gr_trace *trace = &report->trace;
+        struct device *devices = calloc(GR_TRACE_DEVICES, sizeof(*devices));
+        size_t op = 0, event = 0;
+
+        report->timelines = calloc(GR_TRACE_DEVICES, sizeof(*report->timelines));
+        if (!devices || !report->timelines) {
+                free(devices);
+                return -ENOMEM;
+        }
+        report->last_at = report->timed ? report->end_ns : trace->count;
+        if (trace->event_count > 0 && trace->events[trace->event_count - 1].time_ns > report->last_at)
+                report->last_at = trace->events[trace->event_count - 1].time_ns;
+        while (op < trace->count || event < trace->event_count) {
+                bool is_event = op == trace->count ||
+                                (event < trace->event_count && trace->events[event].time_ns < trace->ops[op].time_ns);
+                unsigned number = is_event ? trace->events[event].device : trace->ops[op].device;
+                uint64_t at = is_event ? trace->events[event].time_ns : report->timed ? trace->ops[op].time_ns : op + 1;
+                bool shown = number < GR_TRACE_DEVICES;
+
+                if (is_event)
+                        shown = shown && take_event(&devices[number], &trace->events[event]);
+                else if (shown)
+                        devices[number].live_bytes +=
+                                trace->ops[op].is_free ? -trace->ops[op].bytes : trace->ops[op].bytes;
+                if (shown)
+                        changed(&devices[number], &report->timelines[number], at, report->last_at);
+                op += !is_event;
+                event += is_event;
+        }
+        for (int i = 0; i < GR_TRACE_DEVICES; i++) {
+                struct device *device = &devices[i];
+
+                device->cached_area += (double)device->now.cached_bytes * (double)(report->last_at - device->now.at);
+                end_part(device, &report->timelines[i]);
+                if (report->last_at > 0)
+                        report->timelines[i].mean_cached_bytes =
+                                (uint64_t)(device->cached_area / (double)report->last_at);
+        }
+        free(devices);
+        return 0;
+}
