@@ -13,7 +13,8 @@ static bool requests_failed(const struct report *report, char *text)
 
         if (trace->counts[GR_ENTRY_REFUSED] == 0)
                 return false;
-        snprintf(text, ADVICE_BYTES, "%zu requests failed: %s.", trace->counts[GR_ENTRY_REFUSED],
+        snprintf(text, ADVICE_BYTES, "%zu request%s failed: %s.", trace->counts[GR_ENTRY_REFUSED],
+                 trace->counts[GR_ENTRY_REFUSED] == 1 ? "" : "s",
                  limit_hits > 0 ? "raise GPURECLAIM_HARD_LIMIT or the limit of the group, or allocate less at the peak"
                                 : "the card was full, so allocate less at the peak, or set GPURECLAIM_WAIT or "
                                   "GPURECLAIM_SPILL");
@@ -98,15 +99,20 @@ static bool one_size_makes_the_peak(const struct report *report, char *text)
 static bool much_was_never_freed(const struct report *report, char *text)
 {
         const struct origin *first = report->has_origins && report->origins.count > 0 ? report->origins.list : NULL;
-        char a[GR_SIZE_TEXT_BYTES], where[256];
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], where[256];
+        size_t frame = 0;
 
         if (report->end.bytes == 0 || report->end.bytes < report->peak.bytes / 10)
                 return false;
         gr_size_format(report->end.bytes, a, sizeof(a));
         if (first && first->frame_count > 0) {
-                format_frame(first->frames, places_of(first->frames, &(size_t){0}), where, sizeof(where));
-                snprintf(text, ADVICE_BYTES, "%s was never freed; most of it, of one origin, was allocated by %s.", a,
-                         where);
+                while (frame + 1 < first->frame_count && !is_python(&first->frames[frame]))
+                        frame++;
+                frame = is_python(&first->frames[frame]) ? frame : 0;
+                format_frame(&first->frames[frame], places_of(&first->frames[frame], &(size_t){0}), where,
+                             sizeof(where));
+                snprintf(text, ADVICE_BYTES, "%s was never freed, %s of it allocated by %s.", a,
+                         gr_size_format((uint64_t)first->all_bytes, b, sizeof(b)), where);
         } else {
                 snprintf(text, ADVICE_BYTES,
                          "%s was never freed: gpureclaim record --backtrace full tells which lines allocated it.", a);

@@ -94,7 +94,7 @@ int draw_timelines(struct report *report)
                 report->last_at = trace->events[trace->event_count - 1].time_ns;
         while (op < trace->count || event < trace->event_count) {
                 bool is_event = op == trace->count ||
-                                (event < trace->event_count && trace->events[event].time_ns < trace->ops[op].time_ns);
+                                (event < trace->event_count && trace->events[event].time_ns <= trace->ops[op].time_ns);
                 unsigned number = is_event ? trace->events[event].device : trace->ops[op].device;
                 uint64_t at = is_event ? trace->events[event].time_ns : report->timed ? trace->ops[op].time_ns : op + 1;
                 bool shown = number < GR_TRACE_DEVICES;

@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""gpureclaim report --html, and its sentences that say what to do: of files made here, and in a browser.
+
+Usage: page_test.py GPURECLAIM
+Without chromium the page is not tried in a browser; a line says so.
+"""
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+COMMAND = sys.argv[1]
+MIB, GIB, SECOND = 2**20, 2**30, 10**9
+HIT, MISS, FREE, REFUSED, COUNTER, RUNG, RESERVED, KIND, LIMIT = range(1, 10)
+DECAYED_BYTES, LIMIT_HITS, SYNC, TRIM, DRIVER = 10, 16, 5, 3, 5
+NOWHERE = 255
+# Would end the data, the attribute or the script, or be an element, where a page took it for more than text.
+HOSTILE = "</script><script>broken=1</script>\"'<img src=x onerror=broken=1><!--<script>"
+failed = 0
+
+
+def check(good, what):
+    global failed
+    if not good:
+        print("FAILED:", what, flush=True)
+        failed = 1
+
+
+def write_trace(path, entries, command="app"):
+    """entries: (time in ns, kind, device, detail, address, bytes)."""
+    batches = -(-len(entries) // 64)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<8sIIIIQQQQ", b"GRTRACE", 2, 4096, 32, 64, 7, 10**18, batches, batches + 1))
+        file.write(struct.pack("<64s", b"A card") + bytes(15 * 64))
+        file.write(struct.pack("<1024s1992x", command.encode()))
+        for at, what, device, detail, address, size in entries:
+            file.write(struct.pack("<QQQQ", at, address, size, 1 | what << 32 | device << 40 | detail << 48))
+
+
+def write_origins(path, stacks):
+    """stacks: (bytes of one block, names of Python's functions, innermost first)."""
+    records, blocks, numbers = b"", b"", {}
+
+    def add(kind, content):
+        nonlocal records
+        number = (4096 + len(records)) // 8
+        content += bytes(-len(content) % 8)
+        records += struct.pack("<II", kind, 8 + len(content)) + content
+        return number
+
+    for size, names in stacks:
+        for name in names:
+            if name not in numbers:
+                numbers[name] = add(2, struct.pack("<I", 31) + name.encode() + b"\0a file.py\0")
+        stack = add(3, bytes(16) + b"".join(struct.pack("<Q", 1 << 63 | numbers[name]) for name in names))
+        blocks += struct.pack("<QQQIIQ", 0x1000 + len(blocks), size, SECOND, 1, stack, 0)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<8sIIQQQQQQQQQ1024s2984x", b"GRORIGN", 2, 4096, 4096 + len(records), 7, 10**18, 0, 0,
+                               4096 + len(records), len(stacks), 0, 0, b"app"))
+        file.write(records + blocks)
+
+
+def report(*arguments):
+    done = subprocess.run([COMMAND, "report", *arguments], capture_output=True, text=True, timeout=60)
+    check(done.returncode == 0 and not done.stderr, f"report {arguments}: {done.returncode}, {done.stderr}")
+    return done.stdout
+
+
+def data_of(page):
+    """What stands between the tags, up to the first that could end it."""
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script', page, re.S)[1])
+
+
+def sentences(folder, entries, wanted):
+    """The text and the page say what is wanted and no more."""
+    path = os.path.join(folder, "some.trace")
+    write_trace(path, entries)
+    said = re.findall(r"^    (?!\d)(.*\.)$|^    (\d.*\.)$", report(path).partition("what to do:")[2], re.M)
+    said = [a or b for a, b in said]
+    check(len(said) == len(wanted) and all(map(re.search, wanted, said)), f"{said} instead of {wanted}")
+    check(data_of(report("--html", path))["advice"] == said, f"{said}: not so in the page")
+
+
+def blocks(sizes, start=0, kind=HIT):
+    return [(start + i, kind, 0, 0, 0x100000 * (i + 1), size) for i, size in enumerate(sizes)]
+
+
+def frees(count, start):
+    return [(start + i, FREE, NOWHERE, 0, 0x100000 * (i + 1), 0) for i in range(count)]
+
+
+def test_sentences(folder):
+    even = [2 * MIB, 3 * MIB, 4 * MIB]
+    sentences(folder, blocks(even) + frees(3, SECOND), [])
+    sentences(folder, blocks([MIB] * 3) + frees(3, SECOND), [r"^100 % of the peak of 3.000 MiB was 3 blocks of 1.000"])
+    sentences(folder, blocks(even) + frees(2, SECOND), [r"^4.000 MiB was never freed: gpureclaim record --backtrace"])
+    sentences(folder, blocks(even) + [(SECOND, REFUSED, 0, 0, 0, GIB)] + frees(3, SECOND),
+              ["^1 request failed: the card was full"])
+    sentences(folder, blocks(even) + [(9, COUNTER, NOWHERE, LIMIT_HITS, 0, 1), (9, REFUSED, 0, 0, 0, 1),
+                                      (9, REFUSED, 0, 0, 0, 1)] + frees(3, SECOND),
+              ["^2 requests failed: raise GPURECLAIM_HARD_LIMIT"])
+    sentences(folder, blocks(even) + [(9, RUNG, 0, SYNC, SECOND // 50, MIB)] + frees(3, SECOND),
+              [r"^Allocations waited 0.020 s for memory \(2 % of the time\)"])
+    sentences(folder, blocks(even) + [(9, RUNG, 0, SYNC, SECOND // 200, MIB)] + frees(3, SECOND), [])
+    many = blocks([(1 + i) * 4096 for i in range(100)], kind=MISS) + frees(100, SECOND)
+    sentences(folder, many, ["^The driver was asked for 100 of 100 allocations: .*GPURECLAIM_RELEASE_THRESHOLD"])
+    sentences(folder, many + [(9, COUNTER, NOWHERE, DECAYED_BYTES, 0, MIB)], ["1.000 MiB .*a longer GPURECLAIM_DECAY"])
+    cached = [(0, RESERVED, 0, 0, 0, 11 * MIB)] + blocks(even, 1) + frees(3, 9 * SECOND)
+    sentences(folder, cached, [])
+    sentences(folder, cached + [(20 * SECOND, RESERVED, 0, 0, 0, 0)],
+              ["^On GPU 0 6.* MiB of at most 11.000 MiB was only cached, on average over 20.000 s"])
+    sentences(folder, [], [])
+
+
+def test_bounds(folder):
+    """A long trace: few points, but the peak is one of them, and the sum is what is reserved."""
+    path = os.path.join(folder, "long.trace")
+    entries = [(0, RESERVED, 0, 0, 0, 900 * MIB), (0, KIND, 0, DRIVER, 0, 100 * MIB)]
+    for i in range(50000):
+        entries += [(i * 1000 + 1, HIT, i % 2, 0, 0x1000, MIB), (i * 1000 + 2, FREE, NOWHERE, 0, 0x1000, 0),
+                    (i * 1000 + 3, RUNG, 0, TRIM, 1, 10)]
+    entries += [(20000500, HIT, 0, 0, 0x2000, 700 * MIB), (20000501, FREE, NOWHERE, 0, 0x2000, 0)]
+    write_trace(path, entries)
+    page = report("--html", path)
+    data = data_of(page)
+    check(len(page) < MIB, f"a long trace: {len(page)} bytes")
+    check([gpu["number"] for gpu in data["gpus"]] == [0, 1], "a long trace: GPUs")
+    check(all(1000 < len(gpu["points"]) <= 2000 for gpu in data["gpus"]), "a long trace: points")
+    first = data["gpus"][0]["points"]
+    check([20000499, 700 * MIB, 100 * MIB, 100 * MIB] in first, "a long trace: the peak is not a point")
+    check(first == sorted(first, key=lambda point: point[0]), "a long trace: points are not in order")
+    check(all(sum(point[1:]) == 900 * MIB for point in first), "a long trace: the sum is not what is reserved")
+    check(len(data["marks"]) <= 200 and sum(mark[2] for mark in data["marks"]) == 50000, "a long trace: marks")
+    check(data["hits"] == 50001 and data["gpus"][0]["name"] == "A card", "a long trace: hits or name")
+
+
+class Browser:
+    """Chromium, spoken to through two pipes."""
+
+    def __init__(self, program, folder):
+        to_read, self._to = os.pipe()
+        self._from, from_write = os.pipe()
+        arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                     "--disable-background-networking", "--remote-debugging-pipe", "--user-data-dir=" + folder]
+        self._process = subprocess.Popen(
+            ["bash", "-c", f'exec "$@" 3<&{to_read} 4>&{from_write}', "bash", program, *arguments, "about:blank"],
+            pass_fds=(to_read, from_write), stderr=subprocess.DEVNULL)
+        os.close(to_read)
+        os.close(from_write)
+        self._number, self._buffer, self._session, self.errors, self.events = 0, b"", None, [], []
+        target = next(info for info in self.call("Target.getTargets")["targetInfos"] if info["type"] == "page")
+        self._session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(domain + ".enable")
+
+    def end(self):
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self):
+        while b"\0" not in self._buffer:
+            got = os.read(self._from, 1 << 16)
+            if not got:
+                raise RuntimeError("the browser has ended")
+            self._buffer += got
+        text, _, self._buffer = self._buffer.partition(b"\0")
+        message = json.loads(text)
+        method, values = message.get("method", ""), message.get("params", {})
+        self.events.append(method)
+        if method in ("Runtime.exceptionThrown", "Log.entryAdded") or \
+           (method == "Runtime.consoleAPICalled" and values["type"] in ("error", "warning")) or \
+           (method == "Network.requestWillBeSent" and not values["request"]["url"].startswith(("file:", "data:"))):
+            self.errors.append(values)
+        return message
+
+    def call(self, method, **values):
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": values}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']}")
+                return answer["result"]
+
+    def open(self, path):
+        """Returns for how many seconds that took."""
+        self.events.clear()
+        begin = time.monotonic()
+        self.call("Page.navigate", url="file://" + path)
+        while "Page.loadEventFired" not in self.events:
+            self._read()
+        return time.monotonic() - begin
+
+    def value(self, expression):
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        return answer["result"].get("value")
+
+    def click(self, selector):
+        self.value(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
+        box = self.value(f"(b => [b.x + b.width / 2, b.y + b.height / 2])(document.querySelector("
+                         f"{json.dumps(selector)}).getBoundingClientRect())")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
+
+
+def test_names(folder):
+    """Names that programs chose stay text. Returns the page's path."""
+    path = os.path.join(folder, "named.trace")
+    write_trace(path, blocks([4 * MIB, 2 * MIB, MIB], SECOND) +
+                [(2 * SECOND, RUNG, 0, TRIM, 100, MIB), (3 * SECOND, FREE, NOWHERE, 0, 0x300000, 0)], HOSTILE)
+    write_origins(os.path.join(folder, "named.origins"),
+                  [(4 * MIB, [HOSTILE, "outer"]), (2 * MIB, ["inner", "middle", "outer"])])
+    page = report("--html", path)
+    data = data_of(page)
+    check(data["program"] == HOSTILE, f"names: {data['program']}")
+    check(data["origins"]["largest"][0][3:] == [HOSTILE + " (a file.py:31)", "outer (a file.py:31)"], "names: frames")
+    check(data["advice"][-1].startswith("6.000 MiB was never freed, 4.000 MiB of it allocated by </script>"),
+          f"names: {data['advice']}")
+    check("<img" not in page, "names: an element")
+    with open(os.path.join(folder, "named.html"), "w", encoding="utf-8") as file:
+        file.write(page)
+    return file.name
+
+
+def test_in_browser(browser, path):
+    seconds = browser.open(path)
+    text = browser.value("document.body.innerText") or ""
+    for words in ("What to do", "6.00 MiB in 2 blocks", "Memory of GPU 0: A card", "100.0 % without the driver",
+                  "Live at the peak", HOSTILE):
+        check(words in text, f"in the browser: not shown: {words}")
+    check(browser.value("typeof broken") == "undefined", "in the browser: a name was run")
+    check(browser.value("document.querySelectorAll('img').length") == 0, "in the browser: a name became an element")
+    browser.click("svg.time")
+    said = browser.value("document.querySelector('.moment').textContent")
+    check("7.00 MiB live" in said and "ladder: trim (1 times, 1.00 MiB)" in said, f"in the browser: a moment: {said}")
+    said = browser.value("document.querySelector('#frame').textContent")
+    check(said == "all: 6.00 MiB, 100.0 %", f"in the browser: all frames: {said}")
+    browser.click("#flame button[title^=middle]")
+    said = browser.value("document.querySelector('#frame').textContent")
+    check(said == "middle (a file.py:31): 2.00 MiB, 33.3 %", f"in the browser: a frame: {said}")
+    check(browser.value("document.querySelectorAll('#flame button').length") == 4, "in the browser: frames when zoomed")
+    browser.click("#flame button[title^=all]")
+    check(browser.value("document.querySelectorAll('#flame button').length") == 5, "in the browser: not zoomed out")
+    colors = set()
+    for scheme in ("light", "dark"):
+        browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        colors.add(browser.value("getComputedStyle(document.body).backgroundColor"))
+    check(len(colors) == 2, f"in the browser: {colors} for light and dark")
+    browser.call("Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=True)
+    width = browser.value("document.documentElement.scrollWidth")
+    check(width <= 400, f"in the browser: {width} pixels instead of 400")
+    check(not browser.errors, f"in the browser: {browser.errors}")
+    print(f"loaded in {seconds:.2f} s")
+
+
+def main():
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with tempfile.TemporaryDirectory(prefix="gr-page-", ignore_cleanup_errors=True) as folder:
+        test_sentences(folder)
+        test_bounds(folder)
+        path = test_names(folder)
+        if not program:
+            print("no chromium: the page was not tried in a browser")
+            return failed
+        browser = Browser(program, os.path.join(folder, "profile"))
+        try:
+            test_in_browser(browser, path)
+        finally:
+            browser.end()
+    return failed
+
+
+sys.exit(main())
