@@ -111,7 +111,8 @@ static bool much_was_never_freed(const struct report *report, char *text)
                 frame = is_python(&first->frames[frame]) ? frame : 0;
                 format_frame(&first->frames[frame], places_of(&first->frames[frame], &(size_t){0}), where,
                              sizeof(where));
-                snprintf(text, ADVICE_BYTES, "%s was never freed, %s of it allocated by %s.", a,
+                snprintf(text, ADVICE_BYTES, "%s was never freed, %s%s of it allocated by %s.", a,
+                         report->origins.header.sample_bytes ? "about " : "",
                          gr_size_format((uint64_t)first->all_bytes, b, sizeof(b)), where);
         } else {
                 snprintf(text, ADVICE_BYTES,

@@ -101,34 +101,38 @@ static void add_marks(struct gr_json *json, const struct report *report)
         const struct gr_trace *trace = &report->trace;
         struct {
                 uint64_t at, count, bytes;
-        } marks[MARKS] = {0};
+        } marks[GR_TRACE_DEVICES + 1][MARKS] = {0}, *mark; /* those of no GPU last */
         size_t part = 0, next;
 
         gr_json_array(json, "marks");
         for (size_t i = 0; i <= trace->event_count; i++) {
                 const struct gr_trace_event *event = i < trace->event_count ? &trace->events[i] : NULL;
-                int mark = event ? mark_of(event) : -1;
+                int kind = event ? mark_of(event) : -1;
 
-                if (event && mark < 0)
+                if (event && kind < 0)
                         continue;
                 next = event ? (size_t)((double)event->time_ns / ((double)report->last_at + 1) * MARK_PARTS) : SIZE_MAX;
-                for (int m = 0; next > part && m < MARKS; m++) {
-                        if (marks[m].count == 0)
+                for (int m = 0; next > part && m < (GR_TRACE_DEVICES + 1) * MARKS; m++) {
+                        mark = &marks[m / MARKS][m % MARKS];
+                        if (mark->count == 0)
                                 continue;
                         gr_json_array(json, NULL);
-                        gr_json_count(json, NULL, marks[m].at);
-                        gr_json_string(json, NULL, mark_words[m]);
-                        gr_json_count(json, NULL, marks[m].count);
-                        gr_json_bytes(json, NULL, marks[m].bytes);
+                        gr_json_count(json, NULL, mark->at);
+                        gr_json_string(json, NULL, mark_words[m % MARKS]);
+                        gr_json_count(json, NULL, mark->count);
+                        gr_json_bytes(json, NULL, mark->bytes);
+                        if (m / MARKS < GR_TRACE_DEVICES)
+                                gr_json_count(json, NULL, (uint64_t)(m / MARKS));
                         gr_json_close(json);
-                        marks[m].count = marks[m].bytes = 0;
+                        mark->count = mark->bytes = 0;
                 }
                 part = next;
                 if (!event)
                         break;
-                if (marks[mark].count++ == 0)
-                        marks[mark].at = event->time_ns;
-                marks[mark].bytes = event->what == GR_ENTRY_LIMIT ? event->bytes : marks[mark].bytes + event->bytes;
+                mark = &marks[event->device < GR_TRACE_DEVICES ? event->device : GR_TRACE_DEVICES][kind];
+                if (mark->count++ == 0)
+                        mark->at = event->time_ns;
+                mark->bytes = event->what == GR_ENTRY_LIMIT ? event->bytes : mark->bytes + event->bytes;
         }
         gr_json_close(json);
 }
