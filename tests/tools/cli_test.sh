@@ -48,6 +48,10 @@ is() {
                 failed=1
         fi
 }
+fail() {
+        printf 'FAILED: %s: %s\n' "$what" "$1"
+        failed=1
+}
 # One clear line on standard error, nothing else.
 mistake() {
         want "$1" "${@:3}"
