@@ -4,8 +4,8 @@
 
 #include "report.h"
 
-/* Of each part of the time: where least was live, where most was live, and where most was taken from the card. */
-#define PARTS (POINTS_MOST / 3)
+/* Of each part of the time: where least was live, where most was, where most was taken from the card, and the last. */
+#define PARTS (POINTS_MOST / 4)
 
 struct device {
         uint64_t live_bytes, reserved_bytes, kind_bytes[GR_MEMORY_KIND_COUNT];
@@ -20,31 +20,32 @@ static uint64_t sum(const struct point *point)
         return point->live_bytes + point->cached_bytes + point->other_bytes;
 }
 
-static int by_at(const void *a, const void *b)
+static int by_number(const void *a, const void *b)
 {
         const struct point *x = a, *y = b;
 
-        return (x->at > y->at) - (x->at < y->at);
+        return (x->number > y->number) - (x->number < y->number);
 }
 
 static void end_part(struct device *device, struct timeline *line)
 {
-        struct point points[] = {device->least, device->most, device->highest};
+        struct point points[] = {device->least, device->most, device->highest, device->now};
 
         if (!device->changed)
                 return;
         device->changed = false;
-        qsort(points, 3, sizeof(points[0]), by_at);
-        for (int i = 0; i < 3 && line->count < POINTS_MOST; i++)
-                if (i == 0 || points[i].at != points[i - 1].at || sum(&points[i]) != sum(&points[i - 1]) ||
-                    points[i].live_bytes != points[i - 1].live_bytes)
+        qsort(points, 4, sizeof(points[0]), by_number);
+        for (int i = 0; i < 4 && line->count < POINTS_MOST; i++)
+                if (i == 0 || points[i].number != points[i - 1].number)
                         line->points[line->count++] = points[i];
 }
 
 static void changed(struct device *device, struct timeline *line, uint64_t at, uint64_t last)
 {
         size_t part = (size_t)((double)at / ((double)last + 1) * PARTS);
-        struct point now = {.at = at > device->now.at ? at : device->now.at, .live_bytes = device->live_bytes};
+        struct point now = {.at = at > device->now.at ? at : device->now.at,
+                            .live_bytes = device->live_bytes,
+                            .number = device->now.number + 1};
 
         for (int kind = 0; kind < GR_MEMORY_KIND_COUNT; kind++)
                 if (kind != GR_MEMORY_IMPORTED && kind != GR_MEMORY_HOST)
@@ -52,11 +53,11 @@ static void changed(struct device *device, struct timeline *line, uint64_t at, u
         if (device->reserved_bytes > now.live_bytes + now.other_bytes)
                 now.cached_bytes = device->reserved_bytes - now.live_bytes - now.other_bytes;
         device->cached_area += (double)device->now.cached_bytes * (double)(now.at - device->now.at);
-        device->now = now;
         if (part > device->part) {
                 end_part(device, line);
                 device->part = part;
         }
+        device->now = now;
         if (!device->changed || now.live_bytes < device->least.live_bytes)
                 device->least = now;
         if (!device->changed || now.live_bytes > device->most.live_bytes)

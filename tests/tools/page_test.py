@@ -121,6 +121,9 @@ def test_sentences(folder):
 def test_bounds(folder):
     """A long trace: few points, but the peak is one of them, and the sum is what is reserved."""
     path = os.path.join(folder, "long.trace")
+    write_trace(path, blocks([2 * MIB, 3 * MIB, 4 * MIB]) + [(3, FREE, NOWHERE, 0, 0x300000, 0)] + frees(2, SECOND))
+    first = [point[:2] for point in data_of(report("--html", path))["gpus"][0]["points"]]
+    check(first[:3] == [[0, 2 * MIB], [2, 9 * MIB], [3, 5 * MIB]], f"what lasts after a short time: {first}")
     entries = [(0, RESERVED, 0, 0, 0, 900 * MIB), (0, KIND, 0, DRIVER, 0, 100 * MIB)]
     for i in range(50000):
         entries += [(i * 1000 + 1, HIT, i % 2, 0, 0x1000, MIB), (i * 1000 + 2, FREE, NOWHERE, 0, 0x1000, 0),
