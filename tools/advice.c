@@ -64,7 +64,7 @@ static bool much_was_cached(const struct report *report, char *text)
 {
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
 
-        for (int i = 0; report->timed && i < GR_TRACE_DEVICES; i++) {
+        for (int i = 0; report->at_is_ns && i < GR_TRACE_DEVICES; i++) {
                 uint64_t cached = report->timelines[i].mean_cached_bytes, peak = report->trace.peak_reserved_bytes[i];
 
                 if (cached == 0 || cached < peak / 4)

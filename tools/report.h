@@ -44,6 +44,7 @@ struct report {
         struct {
                 uint64_t blocks, bytes;
         } sizes[64];                /* of all allocations: by the power of two that the size has reached */
+        bool at_is_ns;              /* in the timelines */
         uint64_t last_at;           /* the end of the timelines */
         struct timeline *timelines; /* GR_TRACE_DEVICES; NULL: not asked for */
         bool has_origins;

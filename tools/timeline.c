@@ -90,14 +90,17 @@ int draw_timelines(struct report *report)
                 free(devices);
                 return -ENOMEM;
         }
-        report->last_at = report->timed ? report->end_ns : trace->count;
+        report->at_is_ns = report->timed || trace->event_count > 0;
+        report->last_at = report->at_is_ns ? report->end_ns : trace->count;
         if (trace->event_count > 0 && trace->events[trace->event_count - 1].time_ns > report->last_at)
                 report->last_at = trace->events[trace->event_count - 1].time_ns;
         while (op < trace->count || event < trace->event_count) {
                 bool is_event = op == trace->count ||
                                 (event < trace->event_count && trace->events[event].time_ns <= trace->ops[op].time_ns);
                 unsigned number = is_event ? trace->events[event].device : trace->ops[op].device;
-                uint64_t at = is_event ? trace->events[event].time_ns : report->timed ? trace->ops[op].time_ns : op + 1;
+                uint64_t at = is_event           ? trace->events[event].time_ns
+                              : report->at_is_ns ? trace->ops[op].time_ns
+                                                 : op + 1;
                 bool shown = number < GR_TRACE_DEVICES;
 
                 if (is_event)
