@@ -23,6 +23,8 @@ NOWHERE = 255
 # Would end the data, the attribute or the script, or be an element, where a page took it for more than text.
 HOSTILE = "</script><script>broken=1</script>\"'<img src=x onerror=broken=1><!--<script>"
 failed = 0
+# The command keeps what it has read of origins until it ends.
+os.environ["ASAN_OPTIONS"] = ":".join(filter(None, [os.environ.get("ASAN_OPTIONS"), "detect_leaks=0"]))
 
 
 def check(good, what):
