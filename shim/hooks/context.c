@@ -11,8 +11,8 @@
 #include "driver/real.h"
 #include "hooks/captures.h"
 #include "hooks/green_table.h"
-#include "notes/note.h"
 #include "hooks/segment_import.h"
+#include "notes/note.h"
 
 #define ENDED_LOOK_NS 10000
 #define ALIASES_MAX   256 /* of green contexts that no hook saw being made: another context owns their memory */

@@ -13,8 +13,8 @@
 #include "hooks/captures.h"
 #include "hooks/context.h"
 #include "hooks/managed.h"
-#include "notes/note.h"
 #include "hooks/stream_ordered.h"
+#include "notes/note.h"
 
 #define PITCHES_MAX 4096 /* widths remembered; a program with more of them pays the driver for the rest */
 

@@ -15,10 +15,10 @@
 #include "driver/real.h"
 #include "hooks/context.h"
 #include "hooks/ipc.h"
-#include "notes/note.h"
 #include "hooks/segment_export.h"
 #include "hooks/segment_import.h"
 #include "hooks/stream_ordered.h"
+#include "notes/note.h"
 #include "system/environment.h"
 
 #define INFO_TRIES    500 /* while memory is going back to the driver; the last may count some of it twice */
