@@ -13,6 +13,7 @@
 #include "hooks/green_table.h"
 #include "hooks/segment_import.h"
 #include "notes/note.h"
+#include "reclaim/rung.h"
 
 #define ENDED_LOOK_NS 10000
 #define ALIASES_MAX   256 /* of green contexts that no hook saw being made: another context owns their memory */
@@ -302,6 +303,28 @@ static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made
         return result;
 }
 
+/* One context suffices: a rung covers the whole device. */
+static bool give_cache_back(struct gr_context *context, void *arg)
+{
+        *(uint64_t *)arg =
+                gr_rung_run(context, GR_RUNG_TRIM, UINT64_MAX) + gr_rung_run(context, GR_RUNG_SYNC, UINT64_MAX);
+        return false;
+}
+
+bool gr_context_make_room(int device)
+{
+        struct gr_context *context = device < 0 && gr_shim_ready() ? gr_context_current() : NULL;
+        uint64_t back = 0;
+        GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
+
+        if (context)
+                device = context->ordinal;
+        if (device >= 0 && device < GR_DEVICES_MAX && gr_shim_ready())
+                gr_context_each(&gr_core, device, give_cache_back, &back);
+        return back > 0;
+}
+
 static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
 {
         return has(result, context, dev, true);
@@ -309,46 +332,49 @@ static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
 {
-        return made(GR_REAL(cuCtxCreate, context, flags, dev), context, dev);
+        return made(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate, context, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev)
 {
-        return made(GR_REAL(cuCtxCreate_v2, context, flags, dev), context, dev);
+        return made(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate_v2, context, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count,
                                           unsigned int flags, CUdevice dev)
 {
-        return made(GR_REAL(cuCtxCreate_v3, context, params, count, flags, dev), context, dev);
+        return made(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate_v3, context, params, count, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags,
                                           CUdevice dev)
 {
-        return made(GR_REAL(cuCtxCreate_v4, context, params, flags, dev), context, dev);
+        return made(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate_v4, context, params, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
 {
-        return made(GR_REAL(cuGLCtxCreate, context, flags, dev), context, dev);
+        return made(GR_WITH_ROOM(dev, GR_REAL(cuGLCtxCreate, context, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev)
 {
-        return made(GR_REAL(cuGLCtxCreate_v2, context, flags, dev), context, dev);
+        return made(GR_WITH_ROOM(dev, GR_REAL(cuGLCtxCreate_v2, context, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev, uint32_t vdp_device,
                                             void *vdp_get_proc_address)
 {
-        return made(GR_REAL(cuVDPAUCtxCreate, context, flags, dev, vdp_device, vdp_get_proc_address), context, dev);
+        return made(GR_WITH_ROOM(dev, GR_REAL(cuVDPAUCtxCreate, context, flags, dev, vdp_device, vdp_get_proc_address)),
+                    context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev,
                                                uint32_t vdp_device, void *vdp_get_proc_address)
 {
-        return made(GR_REAL(cuVDPAUCtxCreate_v2, context, flags, dev, vdp_device, vdp_get_proc_address), context, dev);
+        return made(
+                GR_WITH_ROOM(dev, GR_REAL(cuVDPAUCtxCreate_v2, context, flags, dev, vdp_device, vdp_get_proc_address)),
+                context, dev);
 }
 
 static void primary_retained(CUdevice dev, CUcontext primary)
@@ -368,7 +394,7 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
         if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
                 return GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
         gr_lock(&gr_primary_locks[dev]);
-        result = GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
+        result = GR_WITH_ROOM(dev, GR_REAL(cuDevicePrimaryCtxRetain, context, dev));
         if (result == CUDA_SUCCESS)
                 primary_retained(dev, *context);
         has(result, context, dev, false);

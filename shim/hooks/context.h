@@ -23,6 +23,23 @@ static inline struct gr_context *gr_context_current(void)
                        : gr_context_ask();
 }
 
+/*
+ * After the driver had no memory for a call that takes an amount which nobody can know: returns to it what is cached on
+ * the device, -1 for that of the current context. Whether anything came back, so that the call is worth another try. May
+ * wait for the GPU.
+ */
+bool gr_context_make_room(int device);
+
+/* The result of call, an expression, which is tried again behind gr_context_make_room where it lacks memory. */
+#define GR_WITH_ROOM(device, call)                                                                                     \
+        ({                                                                                                             \
+                CUresult result_ = (call);                                                                             \
+                                                                                                                       \
+                if (result_ == CUDA_ERROR_OUT_OF_MEMORY && gr_context_make_room(device))                               \
+                        result_ = (call);                                                                              \
+                result_;                                                                                               \
+        })
+
 /* The context of a handle, which need not be current; NULL where the library does not know it yet. */
 struct gr_context *gr_context_known(CUcontext handle);
 

@@ -1,6 +1,7 @@
 /*
  * Modules and libraries of kernels. What memory one takes cannot be known before it is loaded, and with lazy loading
  * (the default since CUDA 12.2) most of it is taken at the first use of each kernel. So nothing is charged in advance.
+ * Where the driver lacks memory, it gets what is cached.
  * Where the limit counts the whole process and a load exceeds it, the ladder is climbed. If that does not help, the
  * load is undone, and fails as on a full card. What a launch takes later is counted, and never refused: the next
  * allocation meets the limit.
@@ -56,14 +57,14 @@ static bool fits(void)
 
 GR_EXPORT CUresult CUDAAPI cuModuleLoad(CUmodule *module, const char *name)
 {
-        CUresult result = GR_REAL(cuModuleLoad, module, name);
+        CUresult result = GR_WITH_ROOM(-1, GR_REAL(cuModuleLoad, module, name));
 
         KEEP_IF_IT_FITS(result, cuModuleUnload, module);
 }
 
 GR_EXPORT CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image)
 {
-        CUresult result = GR_REAL(cuModuleLoadData, module, image);
+        CUresult result = GR_WITH_ROOM(-1, GR_REAL(cuModuleLoadData, module, image));
 
         KEEP_IF_IT_FITS(result, cuModuleUnload, module);
 }
@@ -71,14 +72,14 @@ GR_EXPORT CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image)
 GR_EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count,
                                               CUjit_option *options, void **values)
 {
-        CUresult result = GR_REAL(cuModuleLoadDataEx, module, image, count, options, values);
+        CUresult result = GR_WITH_ROOM(-1, GR_REAL(cuModuleLoadDataEx, module, image, count, options, values));
 
         KEEP_IF_IT_FITS(result, cuModuleUnload, module);
 }
 
 GR_EXPORT CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule *module, const void *image)
 {
-        CUresult result = GR_REAL(cuModuleLoadFatBinary, module, image);
+        CUresult result = GR_WITH_ROOM(-1, GR_REAL(cuModuleLoadFatBinary, module, image));
 
         KEEP_IF_IT_FITS(result, cuModuleUnload, module);
 }
@@ -87,7 +88,8 @@ GR_EXPORT CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *cod
                                              unsigned int jit_count, CUlibraryOption *options, void **values,
                                              unsigned int count)
 {
-        CUresult result = GR_REAL(cuLibraryLoadData, library, code, jit, jit_values, jit_count, options, values, count);
+        CUresult result = GR_WITH_ROOM(
+                -1, GR_REAL(cuLibraryLoadData, library, code, jit, jit_values, jit_count, options, values, count));
 
         KEEP_IF_IT_FITS(result, cuLibraryUnload, library);
 }
@@ -96,8 +98,8 @@ GR_EXPORT CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char 
                                                  void **jit_values, unsigned int jit_count, CUlibraryOption *options,
                                                  void **values, unsigned int count)
 {
-        CUresult result =
-                GR_REAL(cuLibraryLoadFromFile, library, file, jit, jit_values, jit_count, options, values, count);
+        CUresult result = GR_WITH_ROOM(
+                -1, GR_REAL(cuLibraryLoadFromFile, library, file, jit, jit_values, jit_count, options, values, count));
 
         KEEP_IF_IT_FITS(result, cuLibraryUnload, library);
 }

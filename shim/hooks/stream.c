@@ -278,7 +278,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)
         CUresult result;
         GR_NO_CANCEL; /* that streams overlap must be noted */
 
-        result = GR_REAL(cuStreamCreate, stream, flags);
+        result = GR_WITH_ROOM(-1, GR_REAL(cuStreamCreate, stream, flags));
         created(result, __builtin_return_address(0));
         return result;
 }
@@ -288,7 +288,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned
         CUresult result;
         GR_NO_CANCEL;
 
-        result = GR_REAL(cuStreamCreateWithPriority, stream, flags, priority);
+        result = GR_WITH_ROOM(-1, GR_REAL(cuStreamCreateWithPriority, stream, flags, priority));
         created(result, __builtin_return_address(0));
         return result;
 }

@@ -11,6 +11,7 @@
  * whether it came too late. Ends with status 1 where one was refused, or has wrong contents.
  */
 #include "gputest.h"
+#include "kernels.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -444,6 +445,38 @@ static void managed(void)
         rounds();
 }
 
+/* What the driver takes for code, contexts and streams must find room beside what the pool keeps. */
+static void code_and_contexts(void)
+{
+        CUstream streams[STREAMS / 10];
+        CUmodule module;
+        CUcontext ctx;
+
+        open_card();
+        for (int i = 0; i < 3; i++) {
+                fill_and_free();
+                if (came(cuModuleLoadData(&module, gr_test_ptx), "module"))
+                        GR_MUST(cuModuleUnload(module));
+                fill_and_free();
+#if CUDA_VERSION >= 13000
+                if (came(cuCtxCreate(&ctx, NULL, 0, gt.device), "context")) {
+#else
+                if (came(cuCtxCreate(&ctx, 0, gt.device), "context")) {
+#endif
+                        GR_MUST(cuCtxDestroy(ctx));
+                        GR_MUST(cuCtxSetCurrent(gt.ctx));
+                }
+                fill_and_free();
+                for (int j = 0; j < STREAMS / 10; j++)
+                        if (!came(cuStreamCreate(&streams[j], CU_STREAM_NON_BLOCKING), "stream"))
+                                streams[j] = NULL;
+                for (int j = 0; j < STREAMS / 10; j++)
+                        if (streams[j])
+                                GR_MUST(cuStreamDestroy(streams[j]));
+        }
+        rounds();
+}
+
 static const struct {
         const char *name;
         void (*run)(void);
@@ -461,6 +494,7 @@ static const struct {
         {"exported blocks freed in a capture", exported},
         {"small blocks freed in a capture", crumbs},
         {"a managed pool beside freed memory", managed},
+        {"code and contexts beside freed memory", code_and_contexts},
 };
 enum { STATES = sizeof states / sizeof states[0] };
 
