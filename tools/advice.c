@@ -59,12 +59,15 @@ static bool driver_was_asked_often(const struct report *report, char *text)
         return true;
 }
 
+/* How long memory must have been cached before that is worth a word: as long as decay lets it, unless set. */
+#define CACHED_NS UINT64_C(10000000000)
+
 /* Of some GPU, a quarter or more of the peak was only cached, on average. */
 static bool much_was_cached(const struct report *report, char *text)
 {
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
 
-        for (int i = 0; report->at_is_ns && i < GR_TRACE_DEVICES; i++) {
+        for (int i = 0; report->at_is_ns && report->last_at >= CACHED_NS && i < GR_TRACE_DEVICES; i++) {
                 uint64_t cached = report->timelines[i].mean_cached_bytes, peak = report->trace.peak_reserved_bytes[i];
 
                 if (cached == 0 || cached < peak / 4)
@@ -88,10 +91,10 @@ static bool one_size_makes_the_peak(const struct report *report, char *text)
         if (report->peak.group_count == 0 || group->bytes * group->count < report->peak.bytes / 2)
                 return false;
         snprintf(text, ADVICE_BYTES,
-                 "%.0f %% of the peak of %s was %" PRIu64 " block%s of %s: to need less, begin with those.",
+                 "%.0f %% of the peak of %s was %" PRIu64 " block%s of %s: to need less, begin with %s.",
                  100 * (double)(group->bytes * group->count) / (double)report->peak.bytes,
                  gr_size_format(report->peak.bytes, a, sizeof(a)), group->count, group->count == 1 ? "" : "s",
-                 gr_size_format(group->bytes, b, sizeof(b)));
+                 gr_size_format(group->bytes, b, sizeof(b)), group->count == 1 ? "it" : "those");
         return true;
 }
 
