@@ -303,26 +303,37 @@ static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made
         return result;
 }
 
+struct room {
+        enum gr_rung rung;
+        uint64_t back_bytes;
+};
+
 /* One context suffices: a rung covers the whole device. */
 static bool give_cache_back(struct gr_context *context, void *arg)
 {
-        *(uint64_t *)arg =
-                gr_rung_run(context, GR_RUNG_TRIM, UINT64_MAX) + gr_rung_run(context, GR_RUNG_SYNC, UINT64_MAX);
+        struct room *room = arg;
+
+        room->back_bytes = gr_rung_run(context, room->rung, UINT64_MAX);
         return false;
 }
 
-bool gr_context_make_room(int device)
+bool gr_context_make_room(int device, unsigned *tries)
 {
+        static const enum gr_rung rungs[] = {GR_RUNG_TRIM, GR_RUNG_SYNC};
         struct gr_context *context = device < 0 && gr_shim_ready() ? gr_context_current() : NULL;
-        uint64_t back = 0;
+        struct room room = {0};
         GR_KEEP_ERRNO;
         GR_NO_CANCEL;
 
         if (context)
                 device = context->ordinal;
-        if (device >= 0 && device < GR_DEVICES_MAX && gr_shim_ready())
-                gr_context_each(&gr_core, device, give_cache_back, &back);
-        return back > 0;
+        if (device < 0 || device >= GR_DEVICES_MAX || !gr_shim_ready())
+                return false;
+        while (*tries < sizeof(rungs) / sizeof(rungs[0]) && room.back_bytes == 0) {
+                room.rung = rungs[(*tries)++];
+                gr_context_each(&gr_core, device, give_cache_back, &room);
+        }
+        return room.back_bytes > 0;
 }
 
 static CUresult made(CUresult result, CUcontext *context, CUdevice dev)

@@ -25,18 +25,22 @@ static inline struct gr_context *gr_context_current(void)
 
 /*
  * After the driver had no memory for a call that takes an amount which nobody can know: returns to it what is cached on
- * the device, -1 for that of the current context. Whether anything came back, so that the call is worth another try. May
- * wait for the GPU.
+ * the device, -1 for that of the current context. At first that is idle memory, at the next call also what takes a wait
+ * for the GPU. *tries: 0 before the first call. Whether anything came back, so that the driver's call is worth another
+ * try.
  */
-bool gr_context_make_room(int device);
+bool gr_context_make_room(int device, unsigned *tries);
 
-/* The result of call, an expression, which is tried again behind gr_context_make_room where it lacks memory. */
+/* The result of call, an expression, which is tried again after gr_context_make_room where it lacks memory. */
 #define GR_WITH_ROOM(device, call)                                                                                     \
         ({                                                                                                             \
-                CUresult result_ = (call);                                                                             \
+                unsigned tries_ = 0;                                                                                   \
+                CUresult result_;                                                                                      \
                                                                                                                        \
-                if (result_ == CUDA_ERROR_OUT_OF_MEMORY && gr_context_make_room(device))                               \
+                do                                                                                                     \
                         result_ = (call);                                                                              \
+                while (__builtin_expect(result_ == CUDA_ERROR_OUT_OF_MEMORY, 0) &&                                     \
+                       gr_context_make_room(device, &tries_));                                                         \
                 result_;                                                                                               \
         })
 

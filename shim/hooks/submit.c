@@ -5,7 +5,10 @@
  *
  * Work beside a capture is noticed here, too (gr_captures_note_work).
  *
- * Every launch passes one of these hooks, so they only compare the stream's handle, or a flag, and jump on. Copies and
+ * A launch may take memory, for code that is loaded at its first use or for the local memory of its threads: where the
+ * driver has none left, it gets what is cached.
+ *
+ * Every launch passes one of these hooks, so they only compare the stream's handle, a flag, and the result. Copies and
  * fills for which the host waits have no hook, as they alone overlap with nothing.
  */
 #include "hooks/submit.h"
@@ -15,6 +18,7 @@
 
 #include "driver/real.h"
 #include "hooks/captures.h"
+#include "hooks/context.h"
 
 /* Whether this is the first work seen on a per-thread stream. */
 static inline bool is_first(CUstream stream, enum gr_null_stream null_stream)
@@ -32,8 +36,7 @@ void gr_submit_begin(CUstream stream, enum gr_null_stream null_stream)
 }
 
 /*
- * The rare case is a function of its own. So the hook itself calls no function but the last one, and passes the
- * arguments on in their registers.
+ * The rare case is a function of its own, so that the hook itself calls no function but the driver's.
  */
 #define SUBMISSION_BY(symbol, stream, null_stream, parameters, ...)                                                    \
         static __attribute__((noinline, cold)) CUresult symbol##_first parameters                                      \
@@ -47,7 +50,7 @@ void gr_submit_begin(CUstream stream, enum gr_null_stream null_stream)
                                                                                                                        \
                 if (__builtin_expect(!real || is_first(stream, null_stream) || gr_captures_are_open(), 0))             \
                         real = symbol##_first;                                                                         \
-                return real(__VA_ARGS__);                                                                              \
+                return GR_WITH_ROOM(-1, real(__VA_ARGS__));                                                            \
         }
 #define SUBMISSION(symbol, stream, parameters, ...)                                                                    \
         SUBMISSION_BY(symbol, stream, GR_NULL_LEGACY, parameters, __VA_ARGS__)                                         \
@@ -115,7 +118,7 @@ static CUresult launch_captured(const CUlaunchConfig *config, CUfunction functio
                                              is_first(config ? config->hStream : NULL, null_stream),                   \
                                      0))                                                                               \
                         real = symbol##_rare;                                                                          \
-                return real(config, function, values, extra);                                                          \
+                return GR_WITH_ROOM(-1, real(config, function, values, extra));                                        \
         }
 LAUNCH_EX(cuLaunchKernelEx, GR_NULL_LEGACY)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, GR_NULL_PER_THREAD)
