@@ -416,7 +416,7 @@ int main(int argc, char **argv)
         } else if (strcmp(mode, "overrun") == 0) {
                 CUdeviceptr ptr = 0;
 
-                for (int i = 0; i < 2; i++)
+                for (volatile int i = 0; i < 2; i++) /* one call in the optimized program, too */
                         ptr = kept_by_thread();
                 GR_MUST(cuMemsetD8(ptr + 4096, 7, 4));
                 GR_MUST(cuMemFree(ptr));
