@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 static void flush(struct gr_json *json)
 {
         if (json->length > 0)
@@ -28,10 +30,17 @@ static void put_text(struct gr_json *json, const char *text)
 
 static void put_quoted(struct gr_json *json, const char *text)
 {
+        size_t bytes;
         char code[8];
 
         put_char(json, '"');
-        for (; *text; text++) {
+        for (; *text; text += bytes) {
+                bytes = gr_utf8_bytes(text, strnlen(text, 4));
+                if (bytes == 0) { /* readers refuse all of a text that is no UTF-8 */
+                        put_text(json, "\\ufffd");
+                        bytes = 1;
+                        continue;
+                }
                 if ((unsigned char)*text < ' ') {
                         snprintf(code, sizeof(code), "\\u%04x", (unsigned char)*text);
                         put_text(json, code);
@@ -39,7 +48,8 @@ static void put_quoted(struct gr_json *json, const char *text)
                 }
                 if (*text == '"' || *text == '\\')
                         put_char(json, '\\');
-                put_char(json, *text);
+                for (size_t i = 0; i < bytes; i++)
+                        put_char(json, text[i]);
         }
         put_char(json, '"');
 }

@@ -13,6 +13,7 @@
 
 #include "base/keep_errno.h"
 #include "base/no_cancel.h"
+#include "base/utf8.h"
 
 #define PASSES_BITS 16
 #define PASSES_MASK ((1ull << PASSES_BITS) - 1)
@@ -124,25 +125,14 @@ static size_t filled(int length, size_t room)
 }
 
 /* Bytes of the printable character that text begins with; 0: a control character, or no UTF-8. */
-static size_t printable(const unsigned char *text, size_t left)
+static size_t printable(const char *text, size_t left)
 {
-        size_t length = text[0] < 0x80 ? 1 : text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
+        const unsigned char *byte = (const unsigned char *)text;
+        size_t length = gr_utf8_bytes(text, left);
 
-        if (length == 0 || length > left || text[0] > 0xf4)
-                return 0;
-        for (size_t i = 1; i < length; i++)
-                if ((text[i] & 0xc0) != 0x80)
-                        return 0;
-        switch (text[0]) {
-        case 0xc2:
-                return text[1] < 0xa0 ? 0 : length; /* C1 control characters, which a terminal obeys like ESC */
-        case 0xe0:
-                return text[1] < 0xa0 ? 0 : length; /* here and below: overlong encodings are no UTF-8 */
-        case 0xf0:
-                return text[1] < 0x90 ? 0 : length;
-        default:
-                return text[0] < ' ' || text[0] == 0x7f ? 0 : length;
-        }
+        if (length == 2 && byte[0] == 0xc2 && byte[1] < 0xa0)
+                return 0; /* C1 control characters, which a terminal obeys like ESC */
+        return byte[0] < ' ' || byte[0] == 0x7f ? 0 : length;
 }
 
 void gr_log_clean(char *text, size_t length)
@@ -150,7 +140,7 @@ void gr_log_clean(char *text, size_t length)
         size_t i = 0;
 
         while (i < length) {
-                size_t bytes = printable((const unsigned char *)text + i, length - i);
+                size_t bytes = printable(text + i, length - i);
 
                 if (bytes == 0)
                         text[i++] = ' ';

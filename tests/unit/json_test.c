@@ -61,9 +61,11 @@ static void test_strings(void)
         gr_json_begin(&json, keep, text, 0);
         gr_json_object(&json, NULL);
         gr_json_string(&json, "a\"\\\n", "\x01\x1f \x7f\"\\\xc3\xa4");
+        gr_json_string(&json, "not UTF-8", "a\xff\xc3\xa4\xed\xa0\x80\xe2\x82");
         gr_json_close(&json);
         gr_json_end(&json);
-        GR_CHECK_STR(text, "{\"a\\\"\\\\\\u000a\":\"\\u0001\\u001f \x7f\\\"\\\\\xc3\xa4\"}\n");
+        GR_CHECK_STR(text, "{\"a\\\"\\\\\\u000a\":\"\\u0001\\u001f \x7f\\\"\\\\\xc3\xa4\","
+                           "\"not UTF-8\":\"a\\ufffd\xc3\xa4\\ufffd\\ufffd\\ufffd\\ufffd\\ufffd\"}\n");
 }
 
 /* Longer than what waits at most: nothing is cut. */

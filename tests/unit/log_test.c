@@ -266,9 +266,13 @@ static void test_refused_writes(bool is_file)
 static void test_clean(void)
 {
         char text[] = "\x1b[1mred\n\xc3\xa9\xff.";
+        /* A surrogate, and what is beyond the last character, are no UTF-8; their neighbours are. */
+        char strange[] = "\xed\xa0\x80\xed\x9f\xbf\xf4\x90\x80\x80\xf4\x8f\xbf\xbf";
 
         gr_log_clean(text, sizeof(text) - 1);
         GR_CHECK_STR(text, " [1mred \xc3\xa9 .");
+        gr_log_clean(strange, sizeof(strange) - 1);
+        GR_CHECK_STR(strange, "   \xed\x9f\xbf    \xf4\x8f\xbf\xbf");
 }
 
 #define MS 1000000ull
