@@ -375,6 +375,8 @@ int command_report(const struct arguments *arguments)
                 read_origins(path, &report);
         if (rc == -EINVAL && line > 0)
                 complain("%s: line %zu: not a trace of allocations", path, line);
+        else if (rc == -EINVAL)
+                complain("%s: not a trace of allocations", path);
         else if (rc == -EPROTONOSUPPORT)
                 complain("%s: a trace of another version of gpureclaim; this one reads version %d", path,
                          GR_TRACE_VERSION);

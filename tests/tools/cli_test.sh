@@ -318,6 +318,8 @@ has "$out" "peak of live memory: 0 B in 0 blocks"
 mistake 1 "$tree/none: " "$tool" report "$tree/none"
 echo "allocate" >>"$trace"
 mistake 1 "$trace: line 2: not a trace of allocations" "$tool" report "$trace"
+: > "$trace"
+mistake 1 "$trace: not a trace of allocations" "$tool" report "$trace"
 mistake 2 "report takes one FILE" "$tool" report
 mistake 2 "report takes one FILE" "$tool" report "$trace" "$trace"
 
