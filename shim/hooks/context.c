@@ -13,10 +13,12 @@
 #include "hooks/green_table.h"
 #include "hooks/segment_import.h"
 #include "notes/note.h"
+#include "reclaim/reclaimable.h"
 #include "reclaim/rung.h"
 
-#define ENDED_LOOK_NS 10000
-#define ALIASES_MAX   256 /* of green contexts that no hook saw being made: another context owns their memory */
+#define ENDED_LOOK_NS    10000
+#define NEIGHBOURS_BYTES (UINT64_C(1) << 30) /* asked for where the amount is not known: more than a context takes */
+#define ALIASES_MAX      256 /* of green contexts that no hook saw being made: another context owns their memory */
 
 struct alias {
         CUcontext handle, owner;
@@ -309,7 +311,7 @@ struct room {
 };
 
 /* One context suffices: a rung covers the whole device. */
-static bool give_cache_back(struct gr_context *context, void *arg)
+static bool run_rung(struct gr_context *context, void *arg)
 {
         struct room *room = arg;
 
@@ -317,9 +319,19 @@ static bool give_cache_back(struct gr_context *context, void *arg)
         return false;
 }
 
+/* Without a context there is none to run the rung on, as where the first one finds a full card. */
+static uint64_t ask_neighbours(int device)
+{
+        struct gr_device *used = gr_device_use(device);
+
+        return used && gr_core.ask_neighbours && !gr_reclaimable_inside()
+                       ? gr_core.ask_neighbours(&gr_core, used, NEIGHBOURS_BYTES)
+                       : 0;
+}
+
 bool gr_context_make_room(int device, unsigned *tries)
 {
-        static const enum gr_rung rungs[] = {GR_RUNG_TRIM, GR_RUNG_SYNC};
+        static const enum gr_rung rungs[] = {GR_RUNG_TRIM, GR_RUNG_SYNC, GR_RUNG_NEIGHBOUR};
         struct gr_context *context = device < 0 && gr_shim_ready() ? gr_context_current() : NULL;
         struct room room = {0};
         GR_KEEP_ERRNO;
@@ -331,7 +343,10 @@ bool gr_context_make_room(int device, unsigned *tries)
                 return false;
         while (*tries < sizeof(rungs) / sizeof(rungs[0]) && room.back_bytes == 0) {
                 room.rung = rungs[(*tries)++];
-                gr_context_each(&gr_core, device, give_cache_back, &room);
+                if (room.rung == GR_RUNG_NEIGHBOUR)
+                        room.back_bytes = ask_neighbours(device);
+                else
+                        gr_context_each(&gr_core, device, run_rung, &room);
         }
         return room.back_bytes > 0;
 }

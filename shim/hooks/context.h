@@ -25,9 +25,9 @@ static inline struct gr_context *gr_context_current(void)
 
 /*
  * After the driver had no memory for a call that takes an amount which nobody can know: returns to it what is cached on
- * the device, -1 for that of the current context. At first that is idle memory, at the next call also what takes a wait
- * for the GPU. *tries: 0 before the first call. Whether anything came back, so that the driver's call is worth another
- * try.
+ * the device, -1 for that of the current context. At first that is idle memory, then what takes a wait for the GPU, and
+ * at last what other processes cache. *tries: 0 before the first call. Whether anything came back, so that the driver's
+ * call is worth another try.
  */
 bool gr_context_make_room(int device, unsigned *tries);
 

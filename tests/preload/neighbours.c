@@ -73,6 +73,20 @@ static void mode_no_help(void)
         help(false);
 }
 
+/* GRSIM_CONTEXT. A process that begins needs memory for its context before it is a neighbour of anybody. */
+static void mode_context(void)
+{
+        struct worker rich = start(0), late;
+
+        if (ask(&rich, 'a', 900).result != 0 || ask(&rich, 'f', 0).result != 0)
+                fail("the first cannot work", 0);
+        late = start(0);
+        if (ask(&late, 'a', 1).result != 0)
+                fail("no context beside what the first one caches", 0);
+        end(&rich, 0);
+        end(&late, 0);
+}
+
 /* A framework's idle cache is live memory to the library; its hooks give it to another process. */
 static void mode_purge(void)
 {
@@ -736,6 +750,7 @@ int main(int argc, char **argv)
                 {"help", mode_help},
                 {"no-help", mode_no_help},
                 {"purge", mode_purge},
+                {"context", mode_context},
                 {"slow", mode_slow},
                 {"stop", mode_stop},
                 {"truncate", mode_truncate},
