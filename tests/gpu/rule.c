@@ -449,10 +449,15 @@ static void managed(void)
 static void code_and_contexts(void)
 {
         CUstream streams[STREAMS / 10];
+        struct gt_green green;
         CUmodule module;
         CUcontext ctx;
+        bool has_green;
 
         open_card();
+        has_green = gt_green_open(gt.device, &green);
+        if (has_green)
+                gt_green_close(&green);
         for (int i = 0; i < 3; i++) {
                 fill_and_free();
                 if (came(cuModuleLoadData(&module, gr_test_ptx), "module"))
@@ -466,6 +471,10 @@ static void code_and_contexts(void)
                         GR_MUST(cuCtxDestroy(ctx));
                         GR_MUST(cuCtxSetCurrent(gt.ctx));
                 }
+                fill_and_free();
+                if (has_green &&
+                    came(gt_green_open(gt.device, &green) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY, "green"))
+                        gt_green_close(&green);
                 fill_and_free();
                 for (int j = 0; j < STREAMS / 10; j++)
                         if (!came(cuStreamCreate(&streams[j], CU_STREAM_NON_BLOCKING), "stream"))
