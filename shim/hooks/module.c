@@ -7,11 +7,14 @@
  * allocation meets the limit.
  */
 #include <errno.h>
+#include <string.h>
 
 #include "alloc/ladder.h"
 #include "device/overhead.h"
 #include "driver/real.h"
 #include "hooks/context.h"
+
+#define OPTIONS_MOST 64u /* of the compiler; there are about 35 */
 
 static int within_limit(void *arg)
 {
@@ -55,6 +58,24 @@ static bool fits(void)
                 return result;                                                                                         \
         } while (0)
 
+/*
+ * As GR_WITH_ROOM, for a call with options of the compiler. Some of their values are results as well, such as the size
+ * of a log; another try gets what the program asked. Nothing is written where nothing has changed.
+ */
+#define WITH_ROOM_AND_OPTIONS(count, values, call)                                                                     \
+        ({                                                                                                             \
+                void *asked_[OPTIONS_MOST];                                                                            \
+                size_t bytes_ = (values) ? gr_min(count, OPTIONS_MOST) * sizeof(asked_[0]) : 0;                        \
+                                                                                                                       \
+                if (bytes_ > 0)                                                                                        \
+                        memcpy(asked_, values, bytes_);                                                                \
+                GR_WITH_ROOM(-1, ({                                                                                    \
+                        if (bytes_ > 0 && memcmp(values, asked_, bytes_) != 0)                                         \
+                                memcpy(values, asked_, bytes_);                                                        \
+                        call;                                                                                          \
+                }));                                                                                                   \
+        })
+
 GR_EXPORT CUresult CUDAAPI cuModuleLoad(CUmodule *module, const char *name)
 {
         CUresult result = GR_WITH_ROOM(-1, GR_REAL(cuModuleLoad, module, name));
@@ -72,7 +93,8 @@ GR_EXPORT CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image)
 GR_EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count,
                                               CUjit_option *options, void **values)
 {
-        CUresult result = GR_WITH_ROOM(-1, GR_REAL(cuModuleLoadDataEx, module, image, count, options, values));
+        CUresult result = WITH_ROOM_AND_OPTIONS(count, values,
+                                                GR_REAL(cuModuleLoadDataEx, module, image, count, options, values));
 
         KEEP_IF_IT_FITS(result, cuModuleUnload, module);
 }
@@ -88,8 +110,9 @@ GR_EXPORT CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *cod
                                              unsigned int jit_count, CUlibraryOption *options, void **values,
                                              unsigned int count)
 {
-        CUresult result = GR_WITH_ROOM(
-                -1, GR_REAL(cuLibraryLoadData, library, code, jit, jit_values, jit_count, options, values, count));
+        CUresult result = WITH_ROOM_AND_OPTIONS(
+                jit_count, jit_values,
+                GR_REAL(cuLibraryLoadData, library, code, jit, jit_values, jit_count, options, values, count));
 
         KEEP_IF_IT_FITS(result, cuLibraryUnload, library);
 }
@@ -98,8 +121,9 @@ GR_EXPORT CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char 
                                                  void **jit_values, unsigned int jit_count, CUlibraryOption *options,
                                                  void **values, unsigned int count)
 {
-        CUresult result = GR_WITH_ROOM(
-                -1, GR_REAL(cuLibraryLoadFromFile, library, file, jit, jit_values, jit_count, options, values, count));
+        CUresult result = WITH_ROOM_AND_OPTIONS(
+                jit_count, jit_values,
+                GR_REAL(cuLibraryLoadFromFile, library, file, jit, jit_values, jit_count, options, values, count));
 
         KEEP_IF_IT_FITS(result, cuLibraryUnload, library);
 }

@@ -450,6 +450,8 @@ static void code_and_contexts(void)
 {
         CUstream streams[STREAMS / 10];
         struct gt_green green;
+        char log[4096];
+        CUjit_option options[] = {CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES};
         CUmodule module;
         CUcontext ctx;
         bool has_green;
@@ -461,6 +463,10 @@ static void code_and_contexts(void)
         for (int i = 0; i < 3; i++) {
                 fill_and_free();
                 if (came(cuModuleLoadData(&module, gr_test_ptx), "module"))
+                        GR_MUST(cuModuleUnload(module));
+                fill_and_free();
+                if (came(cuModuleLoadDataEx(&module, gr_test_ptx, 2, options, (void *[]){log, (void *)sizeof(log)}),
+                         "module with a log"))
                         GR_MUST(cuModuleUnload(module));
                 fill_and_free();
 #if CUDA_VERSION >= 13000

@@ -115,6 +115,19 @@ static CUresult load(void **ret_module, const void *image)
         return rc;
 }
 
+/* The size of a log is where the caller finds how much was written, none here, also after a failure. */
+static CUresult take_jit_options(unsigned n, const CUjit_option *options, void **values)
+{
+        for (unsigned i = 0; i < n; i++) {
+                if (options[i] != CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES && options[i] != CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES)
+                        continue;
+                if (!values[i])
+                        return CUDA_ERROR_INVALID_VALUE;
+                values[i] = NULL;
+        }
+        return CUDA_SUCCESS;
+}
+
 static CUresult find_function(const void *module, const char *name, CUfunction *ret_function)
 {
         if (!ret_function || !name)
@@ -156,9 +169,11 @@ SIM_API cuModuleLoadData(CUmodule *module, const void *image)
 
 SIM_API cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, CUjit_option *options, void **values)
 {
+        CUresult rc;
+
         SIM_ENTER(cuModuleLoadDataEx);
-        (void)n, (void)options, (void)values;
-        return load((void **)module, image);
+        rc = take_jit_options(n, options, values);
+        return rc == CUDA_SUCCESS ? load((void **)module, image) : rc;
 }
 
 SIM_API cuModuleLoadFatBinary(CUmodule *module, const void *image)
@@ -225,17 +240,23 @@ static CUresult load_library(CUlibrary *library, const void *code)
 SIM_API cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values, unsigned n_jit,
                           CUlibraryOption *options, void **values, unsigned n_options)
 {
+        CUresult rc;
+
         SIM_ENTER(cuLibraryLoadData);
-        (void)jit, (void)jit_values, (void)n_jit, (void)options, (void)values, (void)n_options;
-        return load_library(library, code);
+        (void)options, (void)values, (void)n_options;
+        rc = take_jit_options(n_jit, jit, jit_values);
+        return rc == CUDA_SUCCESS ? load_library(library, code) : rc;
 }
 
 SIM_API cuLibraryLoadFromFile(CUlibrary *library, const char *file, CUjit_option *jit, void **jit_values,
                               unsigned n_jit, CUlibraryOption *options, void **values, unsigned n_options)
 {
+        CUresult rc;
+
         SIM_ENTER(cuLibraryLoadFromFile);
-        (void)jit, (void)jit_values, (void)n_jit, (void)options, (void)values, (void)n_options;
-        return load_library(library, file);
+        (void)options, (void)values, (void)n_options;
+        rc = take_jit_options(n_jit, jit, jit_values);
+        return rc == CUDA_SUCCESS ? load_library(library, file) : rc;
 }
 
 SIM_API cuLibraryUnload(CUlibrary library)
