@@ -29,10 +29,12 @@ static bool memory_was_waited_for(const struct report *report, char *text)
 
         if (!report->timed || ns < report->end_ns / 100 || ns == 0)
                 return false;
+        /* That of all threads may be longer than the run. */
         snprintf(
                 text, ADVICE_BYTES,
-                "Allocations waited %.3f s for memory (%.0f %% of the time): free blocks earlier, or raise the limits.",
-                (double)ns / 1e9, 100 * (double)ns / (double)report->end_ns);
+                "In a run of %.3f s allocations of all threads waited %.3f s for memory: free blocks earlier, or raise "
+                "the limits.",
+                (double)report->end_ns / 1e9, (double)ns / 1e9);
         return true;
 }
 
