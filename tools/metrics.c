@@ -94,15 +94,12 @@ static void put_sample(FILE *file, const struct metric *metric, const struct sub
 {
         double value = metric->value(of, metric->figure);
         int index = of->card ? of->found->indices[of->card - of->found->cards] : -1;
-        const char *gap = "{";
 
         if (isnan(value))
                 return;
         fprintf(file, "gpureclaim_%s", metric->name);
-        if (of->card) {
+        if (of->card)
                 fprintf(file, "{uuid=\"%s\"", of->card->uuid);
-                gap = "} ";
-        }
         if (index >= 0)
                 fprintf(file, ",gpu=\"%d\"", index);
         if (metric->scope >= SCOPE_GROUP)
@@ -115,7 +112,7 @@ static void put_sample(FILE *file, const struct metric *metric, const struct sub
         }
         if (of->use)
                 fprintf(file, ",pid=\"%u\"", of->use->pid);
-        fprintf(file, "%s%.15g\n", of->card ? gap : " ", value);
+        fprintf(file, "%s %.15g\n", of->card ? "}" : "", value);
 }
 
 /* One of several groups on a GPU speaks for it. */

@@ -31,6 +31,15 @@ static void put_data(const char *text, size_t length, void *arg)
                         fputc(text[i], arg);
 }
 
+/* An array of numbers, in the open array. */
+static void add_row(struct gr_json *json, size_t count, const uint64_t *numbers)
+{
+        gr_json_array(json, NULL);
+        for (size_t i = 0; i < count; i++)
+                gr_json_count(json, NULL, numbers[i]);
+        gr_json_close(json);
+}
+
 static void add_moment(struct gr_json *json, const char *name, const struct moment *moment)
 {
         gr_json_object(json, name);
@@ -40,11 +49,9 @@ static void add_moment(struct gr_json *json, const char *name, const struct mome
         gr_json_count(json, "sizes", moment->group_count);
         gr_json_array(json, "largest");
         for (size_t i = 0; i < moment->group_count && i < SIZES_MOST; i++) {
-                gr_json_array(json, NULL);
-                gr_json_count(json, NULL, moment->groups[i].bytes);
-                gr_json_count(json, NULL, moment->groups[i].count);
-                gr_json_count(json, NULL, moment->groups[i].oldest_ns);
-                gr_json_close(json);
+                const struct group *group = &moment->groups[i];
+
+                add_row(json, 3, (uint64_t[]){group->bytes, group->count, group->oldest_ns});
         }
         gr_json_close(json);
         gr_json_close(json);
@@ -66,12 +73,10 @@ static void add_timelines(struct gr_json *json, const struct report *report)
                 gr_json_count(json, "reserved", report->trace.peak_reserved_bytes[i]);
                 gr_json_array(json, "points");
                 for (size_t p = 0; p < line->count; p++) {
-                        gr_json_array(json, NULL);
-                        gr_json_count(json, NULL, line->points[p].at);
-                        gr_json_count(json, NULL, line->points[p].live_bytes);
-                        gr_json_count(json, NULL, line->points[p].cached_bytes);
-                        gr_json_count(json, NULL, line->points[p].other_bytes);
-                        gr_json_close(json);
+                        const struct point *point = &line->points[p];
+
+                        add_row(json, 4,
+                                (uint64_t[]){point->at, point->live_bytes, point->cached_bytes, point->other_bytes});
                 }
                 gr_json_close(json);
                 gr_json_close(json);
@@ -208,12 +213,8 @@ static void add_data(struct gr_json *json, const char *path, const struct report
         add_timelines(json, report);
         add_marks(json, report);
         gr_json_array(json, "histogram");
-        for (int i = 0; i < 64; i++) {
-                gr_json_array(json, NULL);
-                gr_json_count(json, NULL, report->sizes[i].blocks);
-                gr_json_count(json, NULL, report->sizes[i].bytes);
-                gr_json_close(json);
-        }
+        for (int i = 0; i < 64; i++)
+                add_row(json, 2, (uint64_t[]){report->sizes[i].blocks, report->sizes[i].bytes});
         gr_json_close(json);
         add_moment(json, "peak", &report->peak);
         add_moment(json, "end", &report->end);

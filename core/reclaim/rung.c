@@ -264,6 +264,29 @@ uint64_t gr_rung_run(struct gr_context *context, enum gr_rung rung, uint64_t wan
         return run_maybe_locked(context, rung, want_bytes, false, &overtaken);
 }
 
+struct run_on {
+        enum gr_rung rung;
+        uint64_t want_bytes, back_bytes;
+};
+
+/* One context suffices: a rung covers the whole device. */
+static bool run_on_first(struct gr_context *context, void *arg)
+{
+        struct run_on *run = arg;
+
+        run->back_bytes = gr_rung_run(context, run->rung, run->want_bytes);
+        return false;
+}
+
+uint64_t gr_rung_run_on(struct gr_core *core, int device, enum gr_rung rung, uint64_t want_bytes)
+{
+        struct run_on run = {.rung = rung, .want_bytes = want_bytes};
+
+        assert(rung == GR_RUNG_TRIM || rung == GR_RUNG_DRIVER || rung == GR_RUNG_SYNC);
+        gr_context_each(core, device, run_on_first, &run);
+        return run.back_bytes;
+}
+
 uint64_t gr_rung_run_locked(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, bool *ret_overtaken)
 {
         gr_assert_locked(&context->device->ladder_lock);

@@ -11,6 +11,7 @@
 #include "base/ladder_rungs.h"
 
 struct gr_context;
+struct gr_core;
 
 #define GR_SYNC_NS UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free waits for ever */
 
@@ -21,6 +22,12 @@ struct gr_context;
  * held. May be nested: a reclaimable may free, allocate and reclaim.
  */
 uint64_t gr_rung_run(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes);
+
+/*
+ * As gr_rung_run, where no context is at hand, for TRIM, DRIVER and SYNC: visits one of the device's contexts
+ * meanwhile. 0 where there is none.
+ */
+uint64_t gr_rung_run_on(struct gr_core *core, int device, enum gr_rung rung, uint64_t want_bytes);
 
 /*
  * As gr_rung_run, for TRIM, DRIVER and SYNC with the device's ladder_lock held, which is released while the host waits.

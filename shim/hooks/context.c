@@ -305,20 +305,6 @@ static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made
         return result;
 }
 
-struct room {
-        enum gr_rung rung;
-        uint64_t back_bytes;
-};
-
-/* One context suffices: a rung covers the whole device. */
-static bool run_rung(struct gr_context *context, void *arg)
-{
-        struct room *room = arg;
-
-        room->back_bytes = gr_rung_run(context, room->rung, UINT64_MAX);
-        return false;
-}
-
 /* Without a context there is none to run the rung on, as where the first one finds a full card. */
 static uint64_t ask_neighbours(int device)
 {
@@ -333,7 +319,7 @@ bool gr_context_make_room(int device, unsigned *tries)
 {
         static const enum gr_rung rungs[] = {GR_RUNG_TRIM, GR_RUNG_SYNC, GR_RUNG_NEIGHBOUR};
         struct gr_context *context = device < 0 && gr_shim_ready() ? gr_context_current() : NULL;
-        struct room room = {0};
+        uint64_t back_bytes = 0;
         GR_KEEP_ERRNO;
         GR_NO_CANCEL;
 
@@ -341,14 +327,13 @@ bool gr_context_make_room(int device, unsigned *tries)
                 device = context->ordinal;
         if (device < 0 || device >= GR_DEVICES_MAX || !gr_shim_ready())
                 return false;
-        while (*tries < sizeof(rungs) / sizeof(rungs[0]) && room.back_bytes == 0) {
-                room.rung = rungs[(*tries)++];
-                if (room.rung == GR_RUNG_NEIGHBOUR)
-                        room.back_bytes = ask_neighbours(device);
-                else
-                        gr_context_each(&gr_core, device, run_rung, &room);
+        while (*tries < sizeof(rungs) / sizeof(rungs[0]) && back_bytes == 0) {
+                enum gr_rung rung = rungs[(*tries)++];
+
+                back_bytes = rung == GR_RUNG_NEIGHBOUR ? ask_neighbours(device)
+                                                       : gr_rung_run_on(&gr_core, device, rung, UINT64_MAX);
         }
-        return room.back_bytes > 0;
+        return back_bytes > 0;
 }
 
 static CUresult made(CUresult result, CUcontext *context, CUdevice dev)

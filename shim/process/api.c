@@ -166,28 +166,6 @@ static struct gr_context *context_on(int device)
         return context;
 }
 
-struct order {
-        enum gr_rung rung;
-        uint64_t want_bytes, given_bytes;
-};
-
-/* One context suffices: a rung covers the whole device. */
-static bool give_from(struct gr_context *context, void *arg)
-{
-        struct order *order = arg;
-
-        order->given_bytes = gr_rung_run(context, order->rung, order->want_bytes);
-        return false;
-}
-
-static uint64_t run_rung(int device, enum gr_rung rung, uint64_t want_bytes)
-{
-        struct order order = {.rung = rung, .want_bytes = want_bytes};
-
-        gr_context_each(&gr_core, device, give_from, &order);
-        return order.given_bytes;
-}
-
 GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *rung, uint64_t want_bytes)
 {
         enum gr_rung last = GR_RUNG_PURGE;
@@ -213,9 +191,9 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *rung, uint64_t want
                 if (each == GR_RUNG_PURGE || each == GR_RUNG_DROP)
                         gr_rung_run(context, each, want_bytes - back);
                 if (each == GR_RUNG_DROP)
-                        back += run_rung(device, GR_RUNG_SYNC, want_bytes - back);
+                        back += gr_rung_run_on(&gr_core, device, GR_RUNG_SYNC, want_bytes - back);
                 else if (each != GR_RUNG_PURGE)
-                        back += run_rung(device, each, want_bytes - back);
+                        back += gr_rung_run_on(&gr_core, device, each, want_bytes - back);
         }
         return back < INT64_MAX ? (int64_t)back : INT64_MAX;
 }

@@ -115,6 +115,8 @@ def test_sentences(folder):
     sentences(folder, many + [(9, COUNTER, NOWHERE, DECAYED_BYTES, 0, MIB)], ["1.000 MiB .*a longer GPURECLAIM_DECAY"])
     cached = [(0, RESERVED, 0, 0, 0, 11 * MIB)] + blocks(even, 1) + frees(3, 9 * SECOND)
     sentences(folder, cached, [])
+    sentences(folder, [(0, RESERVED, 0, 0, 0, 11 * MIB)] + blocks(even, 1) + frees(3, SECOND) +
+              [(5 * SECOND, RESERVED, 0, 0, 0, 0)], [])  # not for long
     sentences(folder, cached + [(20 * SECOND, RESERVED, 0, 0, 0, 0)],
               ["^On GPU 0 6.* MiB of at most 11.000 MiB was only cached, on average over 20.000 s"])
     sentences(folder, [], [])
