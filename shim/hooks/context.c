@@ -336,6 +336,16 @@ bool gr_context_make_room(int device, unsigned *tries)
         return back_bytes > 0;
 }
 
+/* The stacks of all threads that the device can run at once are memory. */
+GR_EXPORT CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value)
+{
+        CUresult result = GR_WITH_ROOM(-1, GR_REAL(cuCtxSetLimit, limit, value));
+
+        if (result == CUDA_SUCCESS)
+                gr_overhead_took_else();
+        return result;
+}
+
 static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
 {
         return has(result, context, dev, true);

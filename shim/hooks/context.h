@@ -31,18 +31,23 @@ static inline struct gr_context *gr_context_current(void)
  */
 bool gr_context_make_room(int device, unsigned *tries);
 
-/* The result of call, an expression, which is tried again after gr_context_make_room where it lacks memory. */
-#define GR_WITH_ROOM(device, call)                                                                                     \
+/*
+ * The result of call, an expression, which is tried again after gr_context_make_room where it lacks memory; of which
+ * results that is so, lacks says.
+ */
+#define GR_WITH_ROOM_WHERE(lacks, device, call)                                                                        \
         ({                                                                                                             \
                 unsigned tries_ = 0;                                                                                   \
                 CUresult result_;                                                                                      \
                                                                                                                        \
                 do                                                                                                     \
                         result_ = (call);                                                                              \
-                while (__builtin_expect(result_ == CUDA_ERROR_OUT_OF_MEMORY, 0) &&                                     \
+                while (__builtin_expect(result_ != CUDA_SUCCESS, 0) && lacks(result_) &&                               \
                        gr_context_make_room(device, &tries_));                                                         \
                 result_;                                                                                               \
         })
+#define GR_IS_OUT_OF_MEMORY(result) ((result) == CUDA_ERROR_OUT_OF_MEMORY)
+#define GR_WITH_ROOM(device, call)  GR_WITH_ROOM_WHERE(GR_IS_OUT_OF_MEMORY, device, call)
 
 /* The context of a handle, which need not be current; NULL where the library does not know it yet. */
 struct gr_context *gr_context_known(CUcontext handle);

@@ -5,8 +5,8 @@
  *
  * Work beside a capture is noticed here, too (gr_captures_note_work).
  *
- * A launch may take memory, for code that is loaded at its first use or for the local memory of its threads: where the
- * driver has none left, it gets what is cached.
+ * A launch may take memory: for code that is loaded at its first use, for the local memory of its threads, and for the
+ * heap that kernels allocate from. Where the driver has none left, it gets what is cached.
  *
  * Every launch passes one of these hooks, so they only compare the stream's handle, a flag, and the result. Copies and
  * fills for which the host waits have no hook, as they alone overlap with nothing.
@@ -36,9 +36,30 @@ void gr_submit_begin(CUstream stream, enum gr_null_stream null_stream)
 }
 
 /*
+ * Whether a launch failed for lack of memory. Where the heap has no room the driver says "out of resources", as it does
+ * of a block that needs too much of a multiprocessor.
+ */
+static __attribute__((noinline, cold)) bool launch_lacks_memory(CUresult result, CUfunction function, unsigned threads,
+                                                                size_t shared_bytes)
+{
+        int blocks = 0;
+
+        if (result != CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)
+                return result == CUDA_ERROR_OUT_OF_MEMORY;
+        return gr_real.cuOccupancyMaxActiveBlocksPerMultiprocessor &&
+               gr_real.cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, (int)threads, shared_bytes) ==
+                       CUDA_SUCCESS &&
+               blocks > 0;
+}
+#define LAUNCH_LACKS_MEMORY(result) launch_lacks_memory(result, function, block_x *block_y *block_z, shared_bytes)
+#define CONFIGURED_LACKS_MEMORY(result)                                                                                \
+        launch_lacks_memory(result, function, config->blockDimX * config->blockDimY * config->blockDimZ,               \
+                            config->sharedMemBytes)
+
+/*
  * The rare case is a function of its own, so that the hook itself calls no function but the driver's.
  */
-#define SUBMISSION_BY(symbol, stream, null_stream, parameters, ...)                                                    \
+#define SUBMISSION_BY(symbol, stream, null_stream, lacks, parameters, ...)                                             \
         static __attribute__((noinline, cold)) CUresult symbol##_first parameters                                      \
         {                                                                                                              \
                 gr_submit_begin(stream, null_stream);                                                                  \
@@ -50,21 +71,23 @@ void gr_submit_begin(CUstream stream, enum gr_null_stream null_stream)
                                                                                                                        \
                 if (__builtin_expect(!real || is_first(stream, null_stream) || gr_captures_are_open(), 0))             \
                         real = symbol##_first;                                                                         \
-                return GR_WITH_ROOM(-1, real(__VA_ARGS__));                                                            \
+                return GR_WITH_ROOM_WHERE(lacks, -1, real(__VA_ARGS__));                                               \
         }
+#define SUBMISSION_OF(symbol, stream, lacks, parameters, ...)                                                          \
+        SUBMISSION_BY(symbol, stream, GR_NULL_LEGACY, lacks, parameters, __VA_ARGS__)                                  \
+        SUBMISSION_BY(symbol##_ptsz, stream, GR_NULL_PER_THREAD, lacks, parameters, __VA_ARGS__)
 #define SUBMISSION(symbol, stream, parameters, ...)                                                                    \
-        SUBMISSION_BY(symbol, stream, GR_NULL_LEGACY, parameters, __VA_ARGS__)                                         \
-        SUBMISSION_BY(symbol##_ptsz, stream, GR_NULL_PER_THREAD, parameters, __VA_ARGS__)
+        SUBMISSION_OF(symbol, stream, GR_IS_OUT_OF_MEMORY, parameters, __VA_ARGS__)
 
-SUBMISSION(cuLaunchKernel, stream,
-           (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
-            unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **values,
-            void **extra),
-           function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, values, extra)
-SUBMISSION(cuLaunchCooperativeKernel, stream,
-           (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
-            unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **values),
-           function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, values)
+SUBMISSION_OF(cuLaunchKernel, stream, LAUNCH_LACKS_MEMORY,
+              (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
+               unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **values,
+               void **extra),
+              function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, values, extra)
+SUBMISSION_OF(cuLaunchCooperativeKernel, stream, LAUNCH_LACKS_MEMORY,
+              (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
+               unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **values),
+              function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, values)
 
 /*
  * A launch in a capture. Its attributes may let it run beside the launch before or after it. Then no memory serves
@@ -118,7 +141,7 @@ static CUresult launch_captured(const CUlaunchConfig *config, CUfunction functio
                                              is_first(config ? config->hStream : NULL, null_stream),                   \
                                      0))                                                                               \
                         real = symbol##_rare;                                                                          \
-                return GR_WITH_ROOM(-1, real(config, function, values, extra));                                        \
+                return GR_WITH_ROOM_WHERE(CONFIGURED_LACKS_MEMORY, -1, real(config, function, values, extra));         \
         }
 LAUNCH_EX(cuLaunchKernelEx, GR_NULL_LEGACY)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, GR_NULL_PER_THREAD)

@@ -414,16 +414,24 @@ static void crumbs(void)
         end_capture(stream);
 }
 
-/* All that the card has was the program's, and is free. */
+/*
+ * All that the card has was the program's, and is free. Natively, too, the driver refuses some processes the last
+ * memory that it calls free (docs/measurements.md, last-memory).
+ */
 static void fill_and_free(void)
 {
+        size_t left, total, last = gt.simulated ? 0 : 64 * MIB;
         CUdeviceptr blocks[64];
-        size_t left, total;
         int count = 0;
 
         GR_MUST(cuMemGetInfo(&left, &total));
         while (left > 3 * GT_PAGE && count < 64) {
-                GR_MUST(cuMemAlloc(&blocks[count++], left / 2 / GT_PAGE * GT_PAGE));
+                if (cuMemAlloc(&blocks[count], left / 2 / GT_PAGE * GT_PAGE) != CUDA_SUCCESS) {
+                        if (left <= last)
+                                break;
+                        gt_die("half of %zu bytes that are free was refused, after %d blocks", left, count);
+                }
+                count++;
                 GR_MUST(cuMemGetInfo(&left, &total));
         }
         while (count > 0)
@@ -492,6 +500,33 @@ static void code_and_contexts(void)
         rounds();
 }
 
+/* So must the stacks of a kernel's threads. */
+static void stacks(void)
+{
+        size_t bytes, left, total;
+        int processors, threads;
+
+        open_card();
+        GR_MUST(cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, gt.device));
+        GR_MUST(cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, gt.device));
+        GR_MUST(cuMemGetInfo(&left, &total));
+        bytes = left / 2 / (unsigned)processors / (unsigned)threads / 1024 * 1024;
+        GR_MUST(cuCtxGetLimit(&total, CU_LIMIT_STACK_SIZE));
+        for (int i = 0; i < 3; i++) {
+                CUdeviceptr p;
+
+                fill_and_free();
+                came(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, bytes), "stacks'");
+                if (came(cuMemAlloc(&p, left / 4), "plain")) {
+                        came(gt_fill(&gt, early, p, 1, WORDS), "a launch's");
+                        GR_MUST(cuStreamSynchronize(early));
+                        give(p);
+                }
+                GR_MUST(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, total));
+        }
+        rounds();
+}
+
 static const struct {
         const char *name;
         void (*run)(void);
@@ -510,6 +545,7 @@ static const struct {
         {"small blocks freed in a capture", crumbs},
         {"a managed pool beside freed memory", managed},
         {"code and contexts beside freed memory", code_and_contexts},
+        {"stacks beside freed memory", stacks},
 };
 enum { STATES = sizeof states / sizeof states[0] };
 

@@ -49,6 +49,14 @@ CUresult sim_current(CUcontext *ret_ctx)
         return sim_current_green(ret_ctx, &green);
 }
 
+enum { STACK_BYTES = 1024 }; /* of a thread, at the start */
+
+/* What the stacks of all threads take beyond those that a context begins with. */
+static size_t stack_memory(size_t stack_bytes)
+{
+        return stack_bytes > STACK_BYTES ? (stack_bytes - STACK_BYTES) * SIM_RESIDENT_THREADS : 0;
+}
+
 static void bring_up(CUcontext ctx, int device, unsigned flags, unsigned version)
 {
         ctx->magic = SIM_MAGIC_CONTEXT;
@@ -57,6 +65,7 @@ static void bring_up(CUcontext ctx, int device, unsigned flags, unsigned version
         ctx->api_version = version;
         ctx->peers = 0;
         ctx->id = next_context_id++;
+        ctx->stack_bytes = STACK_BYTES;
         ctx->live = true;
         ctx->next = live_contexts;
         live_contexts = ctx;
@@ -89,6 +98,7 @@ static void tear_down(CUcontext ctx)
         sim_heap_free_context(ctx);
         sim_ipc_close_context(ctx);
         sim_heap_uncharge(ctx->device, sim_config()->context_bytes);
+        sim_heap_uncharge(ctx->device, stack_memory(ctx->stack_bytes));
         sim_graph_forget_context(ctx);
         sim_arrays_forget_context(ctx);
 }
@@ -585,19 +595,43 @@ SIM_API cuCtxGetStreamPriorityRange(int *least, int *greatest)
 SIM_API cuCtxGetLimit(size_t *value, CUlimit limit)
 {
         SIM_ENTER(cuCtxGetLimit);
+        CUcontext ctx;
+        CUresult rc;
+
         if (!value)
                 return CUDA_ERROR_INVALID_VALUE;
         if (limit < 0 || limit >= CU_LIMIT_MAX)
                 return CUDA_ERROR_UNSUPPORTED_LIMIT;
-        *value = limit == CU_LIMIT_STACK_SIZE ? 1024 : limit == CU_LIMIT_MALLOC_HEAP_SIZE ? (size_t)8 << 20 : 0;
-        return CUDA_SUCCESS;
+        sim_lock();
+        rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS)
+                *value = limit == CU_LIMIT_STACK_SIZE         ? ctx->stack_bytes
+                         : limit == CU_LIMIT_MALLOC_HEAP_SIZE ? (size_t)8 << 20
+                                                              : 0;
+        sim_unlock();
+        return rc;
 }
 
 SIM_API cuCtxSetLimit(CUlimit limit, size_t value)
 {
         SIM_ENTER(cuCtxSetLimit);
-        (void)value;
-        return limit < 0 || limit >= CU_LIMIT_MAX ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_SUCCESS;
+        CUcontext ctx;
+        CUresult rc;
+
+        if (limit < 0 || limit >= CU_LIMIT_MAX)
+                return CUDA_ERROR_UNSUPPORTED_LIMIT;
+        sim_lock();
+        rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS && limit == CU_LIMIT_STACK_SIZE) {
+                sim_heap_uncharge(ctx->device, stack_memory(ctx->stack_bytes));
+                if (!sim_heap_charge(ctx->device, stack_memory(value))) {
+                        rc = CUDA_ERROR_OUT_OF_MEMORY;
+                        value = STACK_BYTES; /* as the driver, which has given the old ones back by then */
+                }
+                ctx->stack_bytes = value;
+        }
+        sim_unlock();
+        return rc;
 }
 
 SIM_API cuCtxGetCacheConfig(CUfunc_cache *config)

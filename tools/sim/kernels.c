@@ -360,7 +360,7 @@ SIM_API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction func
                 return CUDA_ERROR_INVALID_VALUE;
         if (!kernel_of(function))
                 return CUDA_ERROR_INVALID_HANDLE;
-        *blocks = threads > 2048 ? 0 : 2048 / threads;
+        *blocks = threads > SIM_RESIDENT_THREADS ? 0 : SIM_RESIDENT_THREADS / threads;
         return CUDA_SUCCESS;
 }
 
@@ -373,7 +373,7 @@ SIM_API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunc
                 return CUDA_ERROR_INVALID_VALUE;
         if (!kernel_of(function))
                 return CUDA_ERROR_INVALID_HANDLE;
-        *blocks = threads > 2048 ? 0 : 2048 / threads;
+        *blocks = threads > SIM_RESIDENT_THREADS ? 0 : SIM_RESIDENT_THREADS / threads;
         return CUDA_SUCCESS;
 }
 

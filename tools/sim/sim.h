@@ -19,11 +19,12 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define SIM_MAX_DEVICES 8
-#define SIM_PAGE_BYTES  ((size_t)2 << 20)
-#define SIM_SMALL_BYTES ((size_t)1 << 20) /* allocations up to this size share a page */
-#define SIM_UNIT_BYTES  ((size_t)512)
-#define SIM_DRIVER      13000
+#define SIM_MAX_DEVICES      8
+#define SIM_PAGE_BYTES       ((size_t)2 << 20)
+#define SIM_SMALL_BYTES      ((size_t)1 << 20) /* allocations up to this size share a page */
+#define SIM_UNIT_BYTES       ((size_t)512)
+#define SIM_DRIVER           13000
+#define SIM_RESIDENT_THREADS 2048 /* at a time, on the one multiprocessor of a device */
 
 #define SIM_API __attribute__((visibility("default"))) CUresult
 
@@ -251,6 +252,7 @@ struct CUctx_st {
         struct sim_node *barrier;             /* all work submitted later comes after this */
         struct sim_node *orphans[2];          /* work of destroyed streams: blocking, non-blocking */
         size_t executables, executables_high; /* executable graphs now, and for how many it has memory */
+        size_t stack_bytes;                   /* of a thread, as the program set it; 0: as at the start */
         CUcontext next;
 };
 
