@@ -71,14 +71,14 @@ static void put_device(struct out *out, struct gr_device *device)
         uint64_t figures[GR_FIGURE_COUNT], total, used;
 
         gr_figures_of_device(device, figures);
-        total = figures[GR_FIGURE_card_total];
-        used = total - figures[GR_FIGURE_card_free];
+        total = figures[GR_FIGURE_device_total];
+        used = total - figures[GR_FIGURE_device_free];
         if (total > 0 && used < total)
-                put(out, "  device %d: all processes use %s of %s of the card (%.2f%%)\n", device->ordinal,
+                put(out, "  device %d: all processes use %s of its %s (%.2f%%)\n", device->ordinal,
                     gr_size_format(used, a, sizeof(a)), gr_size_format(total, b, sizeof(b)),
                     100.0 * (double)used / (double)total);
         else
-                put(out, "  device %d: use of the card unknown\n", device->ordinal);
+                put(out, "  device %d: use of its memory unknown\n", device->ordinal);
         /* Driver overhead that the limit includes is part of the reserved memory, so it is not shown a second time. */
         if (atomic_load(&device->kind_bytes[GR_MEMORY_DRIVER]) > 0)
                 figures[GR_FIGURE_driver] = UINT64_MAX;

@@ -18,8 +18,8 @@ struct gr_core;
 
 /*
  * Writes the summary, in memory units for people, or as one JSON object with raw bytes. May be called while other
- * threads work: each figure is right by itself, their sum need not be. Makes no call of the driver: the card's figures
- * are those last seen.
+ * threads work: each figure is right by itself, their sum need not be. The figures of the whole device are those last
+ * seen. Makes no call of the driver, and takes locks of core/: none may be held.
  */
 void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg);
 void gr_stats_json(struct gr_core *core, const char *version, gr_sink *sink, void *arg);

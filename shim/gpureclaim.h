@@ -74,16 +74,16 @@ struct gpureclaim_status {
         uint64_t reserved_bytes; /* from the driver: live, cached, graph_bytes, and the unused rest of small blocks */
         uint64_t peak_live_bytes;
         uint64_t peak_reserved_bytes;
-        uint64_t hard_limit_bytes; /* UINT64_MAX: none */
-        uint64_t soft_limit_bytes; /* likewise */
-        uint64_t spilled_bytes;    /* allocated in host memory instead */
-        uint64_t card_total_bytes; /* 0: not known yet */
-        uint64_t card_free_bytes;  /* as the driver says now */
-        uint64_t driver_bytes;     /* what the driver took by itself for contexts and code; UINT64_MAX: not known */
-        uint64_t imported_bytes;   /* memory of other processes that this one has opened; not in reserved_bytes */
-        uint64_t graph_bytes;      /* freed by the program, and kept for a capture or its graph */
-        uint64_t executables;      /* how many instantiated graphs the program has not destroyed */
-        uint64_t executable_bytes; /* what the driver took for them, at least; UINT64_MAX: not known */
+        uint64_t hard_limit_bytes;   /* UINT64_MAX: none */
+        uint64_t soft_limit_bytes;   /* likewise */
+        uint64_t spilled_bytes;      /* allocated in host memory instead */
+        uint64_t device_total_bytes; /* 0: not known yet */
+        uint64_t device_free_bytes;  /* as the driver says now */
+        uint64_t driver_bytes;       /* what the driver took by itself for contexts and code; UINT64_MAX: not known */
+        uint64_t imported_bytes;     /* memory of other processes that this one has opened; not in reserved_bytes */
+        uint64_t graph_bytes;        /* freed by the program, and kept for a capture or its graph */
+        uint64_t executables;        /* how many instantiated graphs the program has not destroyed */
+        uint64_t executable_bytes;   /* what the driver took for them, at least; UINT64_MAX: not known */
 };
 
 /*

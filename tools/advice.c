@@ -16,7 +16,7 @@ static bool requests_failed(const struct report *report, char *text)
         snprintf(text, ADVICE_BYTES, "%zu request%s failed: %s.", trace->counts[GR_ENTRY_REFUSED],
                  trace->counts[GR_ENTRY_REFUSED] == 1 ? "" : "s",
                  limit_hits > 0 ? "raise GPURECLAIM_HARD_LIMIT or the limit of the group, or allocate less at the peak"
-                                : "the card was full, so allocate less at the peak, or set GPURECLAIM_WAIT or "
+                                : "the GPU was full, so allocate less at the peak, or set GPURECLAIM_WAIT or "
                                   "GPURECLAIM_SPILL");
         return true;
 }

@@ -97,16 +97,16 @@ void card_read(struct card *card, bool ask)
                         continue;
                 if (card_request(card, member, &refresh, &given) == 0) {
                         gr_region_read(&card->region, member->slot, member);
-                        card->total_bytes = member->figures[GR_FIGURE_card_total];
-                        card->used_bytes = card->total_bytes - member->figures[GR_FIGURE_card_free];
+                        card->total_bytes = member->figures[GR_FIGURE_device_total];
+                        card->used_bytes = card->total_bytes - member->figures[GR_FIGURE_device_free];
                         return;
                 }
         }
         for (size_t i = 0; i < card->count; i++)
-                if (card->members[i].active_ns >= newest && card->members[i].figures[GR_FIGURE_card_free]) {
+                if (card->members[i].active_ns >= newest && card->members[i].figures[GR_FIGURE_device_free]) {
                         newest = card->members[i].active_ns;
-                        card->total_bytes = card->members[i].figures[GR_FIGURE_card_total];
-                        card->used_bytes = card->total_bytes - card->members[i].figures[GR_FIGURE_card_free];
+                        card->total_bytes = card->members[i].figures[GR_FIGURE_device_total];
+                        card->used_bytes = card->total_bytes - card->members[i].figures[GR_FIGURE_device_free];
                 }
 }
 

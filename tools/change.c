@@ -47,7 +47,7 @@ static int change_one(const char *command, struct card *card, struct gr_member *
         uint64_t bytes, given, live;
         int rc;
 
-        if (!size_argument(command, text, member->figures[GR_FIGURE_card_total], &bytes))
+        if (!size_argument(command, text, member->figures[GR_FIGURE_device_total], &bytes))
                 return STATUS_USAGE;
         if (limit && bytes == 0) {
                 complain("limit: %s: out of range (above 0)", text);

@@ -14,8 +14,8 @@ static void print_member(const struct card *card, const struct gr_member *member
         uint64_t figures[GR_FIGURE_COUNT], total;
 
         member_figures(card, member, figures);
-        total = figures[GR_FIGURE_card_total];
-        printf("  %u %s%s: effective use of the card %.2f%% (%s of %s), idle for %.1f s\n", member->identity.pid,
+        total = figures[GR_FIGURE_device_total];
+        printf("  %u %s%s: effective use of the GPU %.2f%% (%s of %s), idle for %.1f s\n", member->identity.pid,
                member->name, member->same_namespace ? "" : " (of another pid namespace)",
                total ? 100.0 * (double)member->reserved_bytes / (double)total : 0.0,
                gr_size_format(member->reserved_bytes, a, sizeof(a)), gr_size_format(total, b, sizeof(b)),
@@ -31,11 +31,11 @@ static void print_card(const struct card *card)
 
         printf("GPU %s, group %s\n", card->uuid, card->group);
         if (card->total_bytes)
-                printf("  card: %s of %s used, %s not counted here (contexts, other programs)\n",
+                printf("  memory: %s of %s used, %s not counted here (contexts, other programs)\n",
                        gr_size_format(card->used_bytes, a, sizeof(a)), gr_size_format(card->total_bytes, b, sizeof(b)),
                        gr_size_format(card_others_bytes(card), c, sizeof(c)));
         else
-                printf("  card: unknown\n");
+                printf("  memory: unknown\n");
         for (size_t i = 0; i < card->count; i++)
                 print_member(card, &card->members[i]);
         for (size_t i = 0; i < card->use_count; i++)
@@ -69,8 +69,8 @@ static void write_card(struct gr_json *json, const struct card *card)
         gr_json_object(json, NULL);
         gr_json_string(json, "uuid", card->uuid);
         gr_json_string(json, "group", card->group);
-        gr_json_bytes(json, "card_total_bytes", known ? card->total_bytes : UINT64_MAX);
-        gr_json_bytes(json, "card_used_bytes", known ? card->used_bytes : UINT64_MAX);
+        gr_json_bytes(json, "gpu_total_bytes", known ? card->total_bytes : UINT64_MAX);
+        gr_json_bytes(json, "gpu_used_bytes", known ? card->used_bytes : UINT64_MAX);
         gr_json_bytes(json, "foreign_bytes", known ? card_others_bytes(card) : UINT64_MAX);
         gr_json_array(json, "processes");
         for (size_t i = 0; i < card->count; i++)

@@ -120,7 +120,7 @@ static void draw(void)
                 if (i == view.selected)
                         attron(A_REVERSE);
                 mvprintw(line, 0, "%8u %-15.15s ", member->identity.pid, member->name);
-                draw_bar(figures[GR_FIGURE_live], figures[GR_FIGURE_cached], figures[GR_FIGURE_card_total]);
+                draw_bar(figures[GR_FIGURE_live], figures[GR_FIGURE_cached], figures[GR_FIGURE_device_total]);
                 printw(" %12s %12s %12s %6.0fs", gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
                        gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
                        gr_size_format(figures[GR_FIGURE_hard_limit], c, sizeof(c)),
@@ -172,7 +172,7 @@ static void act(int key)
                          "Hard limit of %u (such as 4GiB, 50%%, none):", row->member->identity.pid);
                 if (!prompt(question, text, sizeof(text)))
                         return;
-                if (size_parse(text, row->member->figures[GR_FIGURE_card_total], &bytes) != 0 || bytes == 0) {
+                if (size_parse(text, row->member->figures[GR_FIGURE_device_total], &bytes) != 0 || bytes == 0) {
                         snprintf(view.note, sizeof(view.note), "%s: not a size", text);
                         return;
                 }

@@ -405,10 +405,10 @@ bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes)
         return reserved > hard || bytes > hard - reserved;
 }
 
-uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes)
+uint64_t gr_budget_total(struct gr_device *device, uint64_t device_total_bytes)
 {
         const struct gr_group *group = atomic_load(&device->group);
-        uint64_t total = gr_min(card_total_bytes, atomic_load(&device->hard_bytes));
+        uint64_t total = gr_min(device_total_bytes, atomic_load(&device->hard_bytes));
 
         return group ? gr_min(total, group->limit_bytes) : total;
 }
@@ -512,15 +512,15 @@ bool gr_budget_grown(struct gr_device *device, struct gr_cached *keeper)
         return gr_budget_excess_limited(device) > 0;
 }
 
-void gr_budget_share(struct gr_device *device, uint64_t slab_bytes, uint64_t card_free_bytes, uint64_t card_total_bytes,
-                     uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
+void gr_budget_share(struct gr_device *device, uint64_t slab_bytes, uint64_t device_free_bytes,
+                     uint64_t device_total_bytes, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
 {
         uint64_t hard = atomic_load(&device->hard_bytes);
         uint64_t not_cached = gr_budget_not_cached(device);
         uint64_t idle = gr_min(atomic_load(&device->idle_bytes) + slab_bytes, not_cached);
         uint64_t kept = not_cached - idle + atomic_load(&device->stranded_bytes); /* cannot be given back */
-        uint64_t total = gr_budget_total(device, card_total_bytes);
-        uint64_t free_bytes = card_free_bytes + gr_budget_returnable(device) + idle;
+        uint64_t total = gr_budget_total(device, device_total_bytes);
+        uint64_t free_bytes = device_free_bytes + gr_budget_returnable(device) + idle;
         const struct gr_group *group = atomic_load(&device->group);
 
         if (hard != GR_UNLIMITED)
@@ -530,7 +530,7 @@ void gr_budget_share(struct gr_device *device, uint64_t slab_bytes, uint64_t car
 
                 free_bytes = gr_min(free_bytes, room < GR_UNLIMITED - own ? room + own : GR_UNLIMITED);
         }
-        atomic_store(&device->card_free_bytes, card_free_bytes);
+        atomic_store(&device->free_bytes, device_free_bytes);
         *ret_free_bytes = gr_min(free_bytes, total);
         *ret_total_bytes = total;
 }

@@ -294,8 +294,8 @@ static inline bool gr_budget_limited(struct gr_device *device)
 /* Whether the process's own hard limit refuses bytes, so that memory of other processes would not help. */
 bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes);
 
-/* The card's size as the program is told: at most the limits. */
-uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes);
+/* The device's size as the program is told: at most the limits. */
+uint64_t gr_budget_total(struct gr_device *device, uint64_t device_total_bytes);
 
 /* The excess: what the cache holds beyond release threshold, soft limit or a lowered hard limit, and can give back. */
 uint64_t gr_budget_excess_limited(struct gr_device *device);
@@ -325,11 +325,11 @@ static inline uint64_t gr_budget_excess(struct gr_device *device)
 bool gr_budget_grown(struct gr_device *device, struct gr_cached *keeper);
 
 /*
- * The figures of cudaMemGetInfo: total is the smaller of card and limit; free is what an allocation could get, with the
- * cache and the unused memory of the driver's own pools, which the ladder gives back on demand. slab_bytes: the rest of
- * slabs that would go back with cached blocks (gr_pool_slab_bytes).
+ * The figures of cudaMemGetInfo: total is the device's memory, or the limit where that is less; free is what an
+ * allocation could get, with the cache and the unused memory of the driver's own pools, which the ladder gives back on
+ * demand. slab_bytes: the rest of slabs that would go back with cached blocks (gr_pool_slab_bytes).
  */
-void gr_budget_share(struct gr_device *device, uint64_t slab_bytes, uint64_t card_free_bytes, uint64_t card_total_bytes,
-                     uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
+void gr_budget_share(struct gr_device *device, uint64_t slab_bytes, uint64_t device_free_bytes,
+                     uint64_t device_total_bytes, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
 
 #endif

@@ -20,8 +20,8 @@ struct gr_slab;
 struct gr_device {
         /* Every free reads the fields from here to threshold_bytes: they share the first cache line. */
         int ordinal;
-        _Atomic uint64_t total_bytes;     /* of the card; 0 until known */
-        _Atomic uint64_t card_free_bytes; /* as last seen; 0: never */
+        _Atomic uint64_t total_bytes; /* its memory; 0 until known */
+        _Atomic uint64_t free_bytes;  /* as last seen; 0: never */
 
         _Atomic uint64_t hard_bytes, soft_bytes, threshold_bytes; /* the limits: gr_budget_set_limit */
 

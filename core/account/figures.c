@@ -26,7 +26,7 @@ void gr_figures_of_device(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT
 
 uint64_t gr_figure_told(enum gr_figure figure, uint64_t bytes)
 {
-        return gr_figure_table[figure].kind == GR_FIGURE_KIND_CARD && bytes == 0 ? UINT64_MAX : bytes;
+        return gr_figure_table[figure].kind == GR_FIGURE_KIND_DEVICE && bytes == 0 ? UINT64_MAX : bytes;
 }
 
 void gr_figure_json(struct gr_json *json, enum gr_figure figure, uint64_t bytes)

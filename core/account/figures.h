@@ -31,7 +31,7 @@ enum gr_figure_kind {
         GR_FIGURE_KIND_EXECUTABLES,
         GR_FIGURE_KIND_PEAK,
         GR_FIGURE_KIND_LIMIT,
-        GR_FIGURE_KIND_CARD
+        GR_FIGURE_KIND_DEVICE
 };
 
 struct gr_figure_row {

@@ -1,7 +1,7 @@
 /*
  * The ways to take memory that the pool does not serve, and the words for them in every output. All are charged to the
  * device but two: HOST has a budget of its own. IMPORTED is only reported, because its exporter is charged for it, and
- * to open it takes nothing from the card.
+ * to open it takes nothing from the device.
  */
 #ifndef GR_MEMORY_KIND_H
 #define GR_MEMORY_KIND_H

@@ -10,7 +10,7 @@
  *   SYNC       the host waits for the GPU, epoch by epoch, and returns what becomes idle, until it is enough; where no
  *              event can be recorded, as during a capture, it waits as the driver's own free does
  *   DROP       reclaimables drop state that can be built again
- *   NEIGHBOUR  other processes on the card give back what they have cached, within a deadline
+ *   NEIGHBOUR  other processes on the device give back what they have cached, within a deadline
  *   WAIT       where configured: until a thread frees memory, here or in another process, or its time is up
  *   SPILL      where configured: host memory (host/spill.h)
  *   FAIL       a report (alloc/oom_report.h). Frees of this thread go to the driver for a moment, as its framework
@@ -49,8 +49,9 @@ int gr_ladder_climb_for(struct gr_context *context, size_t bytes, gr_ladder_atte
                         int first_error);
 
 /*
- * Before a call of the driver that fails badly on a full card: where the card has less than bytes and 64 MiB free,
- * reclaimables give up what is idle, and cached blocks are returned to the driver.
+ * Before a call of the driver that fails badly on a full device: where the device has less than bytes and 64 MiB free,
+ * reclaimables give up what is idle, and cached blocks are returned to the driver: first those that are idle, at last
+ * all, after a wait for the GPU of up to GR_SYNC_NS. So no lock of core/ may be held.
  */
 void gr_ladder_make_room(struct gr_context *context, uint64_t bytes);
 

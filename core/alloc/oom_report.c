@@ -119,8 +119,8 @@ static void add_tried(struct line *line, const struct gr_oom_report *report)
                 add(line, "; nothing came back");
 }
 
-/* What the card has; known is false where the driver does not say. */
-struct card {
+/* What the device has; known is false where the driver does not say. */
+struct device_memory {
         bool known;
         uint64_t free_bytes, total_bytes;
 };
@@ -137,15 +137,17 @@ static uint64_t quarantine(const struct gr_oom_report *report)
         return gr_min(gr_fence_quarantine_bytes(report->context->fence), gr_budget_cached(report->context->device));
 }
 
-static void add_room_on_card(struct line *line, const struct gr_oom_report *report, const struct card *card)
+static void add_room_on_device(struct line *line, const struct gr_oom_report *report,
+                               const struct device_memory *memory)
 {
-        uint64_t have = card->free_bytes + gr_budget_returnable(report->context->device);
+        uint64_t have = memory->free_bytes + gr_budget_returnable(report->context->device);
 
-        if (card->known && report->need_bytes > have)
-                add_size(line, ", and ", report->need_bytes - have, " more free on the card");
+        if (memory->known && report->need_bytes > have)
+                add_size(line, ", and ", report->need_bytes - have, " more free on the device");
 }
 
-static void add_help_own_limit(struct line *line, const struct gr_oom_report *report, const struct card *card)
+static void add_help_own_limit(struct line *line, const struct gr_oom_report *report,
+                               const struct device_memory *memory)
 {
         struct gr_device *device = report->context->device;
         const struct gr_group *group = atomic_load(&device->group);
@@ -164,11 +166,11 @@ static void add_help_own_limit(struct line *line, const struct gr_oom_report *re
         add(line, "%d %" PRIu64 "MiB)", (int)getpid(), (least + (1 << 20) - 1) >> 20);
         if (report->need_bytes > room)
                 add_size(line, ", and ", report->need_bytes - room, " more room in the group limit");
-        add_room_on_card(line, report, card);
+        add_room_on_device(line, report, memory);
 }
 
 static void add_help_group(struct line *line, const struct gr_oom_report *report, const struct gr_group *group,
-                           const struct card *card)
+                           const struct device_memory *memory)
 {
         uint64_t room = group->room(group->arg), excess = group->excess(group->arg);
         uint64_t lack = report->need_bytes + excess - gr_min(room, report->need_bytes + excess);
@@ -181,26 +183,27 @@ static void add_help_group(struct line *line, const struct gr_oom_report *report
                 if (report->tries[GR_RUNG_WAIT] == 0)
                         add(line, " (GPURECLAIM_WAIT=30s waits for that)");
         }
-        add_room_on_card(line, report, card);
+        add_room_on_device(line, report, memory);
 }
 
-static void add_help_card(struct line *line, const struct gr_oom_report *report, const struct card *card)
+static void add_help_device(struct line *line, const struct gr_oom_report *report, const struct device_memory *memory)
 {
-        uint64_t lack = report->need_bytes - gr_min(card->free_bytes, report->need_bytes), waiting = quarantine(report);
+        uint64_t lack = report->need_bytes - gr_min(memory->free_bytes, report->need_bytes),
+                 waiting = quarantine(report);
         uint64_t own = atomic_load(&report->context->device->reserved_bytes),
-                 used = card->total_bytes - card->free_bytes;
+                 used = memory->total_bytes - memory->free_bytes;
 
-        if (!card->known) {
-                add(line, "more free memory on the card");
+        if (!memory->known) {
+                add(line, "more free memory on the device");
         } else if (lack == 0) {
                 if (report->block && report->context->core->config.pool < GR_POOL_SPLIT)
                         add(line, "GPURECLAIM_POOL=auto: enough is free, but perhaps not in one piece");
                 else
-                        add(line, "perhaps to try again: the card has that much free now");
+                        add(line, "perhaps to try again: the device has that much free now");
         } else if (waiting >= lack) {
                 add_size(line, "to try again when the GPU does not use the ", waiting, " any more");
         } else {
-                add_size(line, "", lack, " more free on the card, of which this process has ");
+                add_size(line, "", lack, " more free on the device, of which this process has ");
                 add_size(line, "", own, "");
                 add_size(line, ", others and the driver ", used - gr_min(own, used), "");
         }
@@ -218,20 +221,21 @@ void gr_oom_report(const struct gr_oom_report *report)
         gr_oom_find_origins *find_origins = atomic_load(&gr_oom_origins);
         struct line first = {.used = 0}, process = first, largest = first, origins = first, tried = first, help = first;
         uint64_t now_ns = core->driver->now_ns(), waiting = quarantine(report), graphs, more;
-        struct card card = {0};
+        struct device_memory memory = {0};
 
         if (!gr_log_enabled(level) || !gr_log_ratelimit(&limit, now_ns))
                 return;
         more = gr_log_ratelimit_take(&limit);
-        card.known = core->driver->mem_info(report->context->handle, &card.free_bytes, &card.total_bytes) == 0;
+        memory.known = core->driver->mem_info(report->context->handle, &memory.free_bytes, &memory.total_bytes) == 0;
 
         add_size(&first, "an allocation of ", report->bytes, " failed");
         if (report->limited)
                 add_size(&first, of_group ? ": the group limit is " : ": the hard limit is ",
                          of_group ? group->limit_bytes : atomic_load(&device->hard_bytes), "");
-        if (card.known) {
-                add_size(&first, report->limited ? "; the card has " : ": the card has ", card.free_bytes, " free of ");
-                add_size(&first, "", card.total_bytes, "");
+        if (memory.known) {
+                add_size(&first, report->limited ? "; the device has " : ": the device has ", memory.free_bytes,
+                         " free of ");
+                add_size(&first, "", memory.total_bytes, "");
         }
         gr_log(level, "device %d: %s", device->ordinal, first.text);
 
@@ -250,15 +254,15 @@ void gr_oom_report(const struct gr_oom_report *report)
         add_tried(&tried, report);
         gr_log(level, "  tried for %.3f ms:%s", (double)(now_ns - report->begin_ns) / 1e6, tried.text);
 
-        if (card.known && report->need_bytes > card.total_bytes) {
-                add(&help, "nothing: that is more than the card has");
+        if (memory.known && report->need_bytes > memory.total_bytes) {
+                add(&help, "nothing: that is more than the device has");
                 add_host(&help, report);
         } else if (of_group) {
-                add_help_group(&help, report, group, &card);
+                add_help_group(&help, report, group, &memory);
         } else if (report->limited) {
-                add_help_own_limit(&help, report, &card);
+                add_help_own_limit(&help, report, &memory);
         } else {
-                add_help_card(&help, report, &card);
+                add_help_device(&help, report, &memory);
         }
         gr_log(level, "  what would help: %s", help.text);
         if (find_origins)

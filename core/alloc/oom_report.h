@@ -36,7 +36,7 @@ typedef unsigned gr_oom_find_origins(int device, struct gr_oom_origin ret[GR_OOM
 extern gr_oom_find_origins *_Atomic gr_oom_origins GR_HIDDEN;
 
 /*
- * Logs it in at most eight lines: as a warning where a limit refused it, else as information, because a full card is
+ * Logs it in at most eight lines: as a warning where a limit refused it, else as information, because a full device is
  * nothing new to a program. At most three times in ten seconds. Asks the driver; no lock of core/ is held.
  */
 void gr_oom_report(const struct gr_oom_report *report);

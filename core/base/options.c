@@ -396,7 +396,7 @@ uint64_t gr_options_resolve(struct gr_options *options, enum gr_option_id id, in
         bytes = gr_size_resolve(list, device, total_bytes, &above);
         if (!above || !warn)
                 return bytes;
-        if (atomic_fetch_or_explicit(&options->above_card[id], bit, memory_order_relaxed) & bit)
+        if (atomic_fetch_or_explicit(&options->above_device[id], bit, memory_order_relaxed) & bit)
                 return bytes;
         snprintf(message, sizeof(message), "%s: %s is more than device %d has; using its whole %s",
                  gr_option_table[id].env, gr_size_format_entry(gr_size_list_get(list, device), wanted, sizeof(wanted)),

@@ -90,8 +90,8 @@ struct gr_options {
 #define GR_OPTION(id, field, ctype, ...) ctype field;
 #include "base/options.def"
 #undef GR_OPTION
-        bool from_env[GR_OPTION_COUNT];               /* the environment had a valid value */
-        _Atomic uint64_t above_card[GR_OPTION_COUNT]; /* bit d: gr_options_resolve has warned for device d */
+        bool from_env[GR_OPTION_COUNT];                 /* the environment had a valid value */
+        _Atomic uint64_t above_device[GR_OPTION_COUNT]; /* bit d: gr_options_resolve has warned for device d */
 };
 
 /* One row of the table. Everything in it lives as long as the program. */
@@ -129,7 +129,7 @@ int gr_options_load(struct gr_options *ret, const char *(*get)(const char *name)
 
 /*
  * Bytes that a GR_KIND_SIZES option means for a device with total_bytes of memory, GR_SIZE_NONE for none. A value
- * above the card gives the card's total and one warning per option and device, however often this is called.
+ * above the device gives the device's total and one warning per option and device, however often this is called.
  */
 uint64_t gr_options_resolve(struct gr_options *options, enum gr_option_id id, int device, uint64_t total_bytes,
                             gr_options_warn *warn, void *warn_arg);

@@ -67,7 +67,7 @@ static inline char gr_lower(char c)
 const struct gr_size *gr_size_list_get(const struct gr_size_list *list, int device);
 
 /*
- * Bytes that list means for device, whose memory is total_bytes: percentages rounded down, values above the card
+ * Bytes that list means for device, whose memory is total_bytes: percentages rounded down, values above the device
  * replaced by total_bytes with *ret_above set. GR_SIZE_NONE where the list says none; total_bytes does not matter then.
  * ret_above may be NULL; otherwise it is always written.
  */

@@ -17,16 +17,16 @@
 /*
  * The most bytes of preallocated blocks:
  *
- *   total = max(live / 32, card / 256, threads >= 5 ? min(threads * 128 MiB, card / 64) : 0)
+ *   total = max(live / 32, memory / 256, threads >= 5 ? min(threads * 128 MiB, memory / 64) : 0)
  *           on a device
  *   class = max(total / 4, 64 MiB), and no more than total / threads where threads >= 5
  *           in one bin, where cached blocks that were not preallocated count as well
  *
- * live: reserved less cached; card: the device's memory, or the hard limit where that is less; threads: the arenas of
+ * live: reserved less cached; memory: of the device, or the hard limit where that is less; threads: the arenas of
  * the context, one for each shard in use.
  */
 #define LIVE_PART    32
-#define CARD_PART    256
+#define MEMORY_PART  256
 #define MANY_THREADS 5
 #define THREAD_BYTES (UINT64_C(128) << 20)
 #define THREADS_PART 64
@@ -65,14 +65,14 @@ static uint32_t class_blocks(struct gr_context *context, size_t block_bytes)
 static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64_t *ret_class_bytes)
 {
         struct gr_device *device = context->device;
-        uint64_t card = gr_min(atomic_load(&device->hard_bytes), atomic_load(&device->total_bytes));
+        uint64_t memory = gr_min(atomic_load(&device->hard_bytes), atomic_load(&device->total_bytes));
         uint64_t threads = threads_of(context);
-        uint64_t total = gr_max(gr_budget_not_cached(device) / LIVE_PART, card / CARD_PART);
+        uint64_t total = gr_max(gr_budget_not_cached(device) / LIVE_PART, memory / MEMORY_PART);
 
         assert(threads > 0 && threads <= GR_SHARDS); /* the arenas: the first is always there */
 
         if (threads >= MANY_THREADS)
-                total = gr_max(total, gr_min(threads * THREAD_BYTES, card / THREADS_PART));
+                total = gr_max(total, gr_min(threads * THREAD_BYTES, memory / THREADS_PART));
         *ret_total_bytes = total;
         *ret_class_bytes = gr_max(total / CLASS_PART, CLASS_BYTES);
         if (threads >= MANY_THREADS) /* else the first thread takes what the last one will need */

@@ -143,7 +143,7 @@ struct gr_core {
         void (*wake)(struct gr_core *core);
 
         /*
-         * Asks other processes on the card for want_bytes and waits for a bounded time. Returns the bytes that they
+         * Asks other processes on the device for want_bytes and waits for a bounded time. Returns the bytes that they
          * gave. May be NULL. No lock is held.
          */
         uint64_t (*ask_neighbours)(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);

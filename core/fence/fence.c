@@ -21,8 +21,9 @@
  * GR_FENCE_CLOSE_BYTES and at most CLOSE_MOST_BYTES. In all recorded traces that takes no more memory than if each
  * epoch were closed after 32 MiB, and half as many epochs are closed.
  */
-#define CLOSE_LIVE_PART  8
-#define CLOSE_CARD_PART  64 /* where barriers are cheap: this part of the card, as a barrier closes the epoch anyway */
+#define CLOSE_LIVE_PART 8
+#define CLOSE_DEVICE_PART                                                                                              \
+        64 /* where barriers are cheap: this part of the device, as a barrier closes the epoch anyway */
 #define CLOSE_MOST_BYTES (UINT64_C(256) << 20) /* a record for so much costs nothing beside the work on it */
 #define POLL_FIRST_NS    UINT64_C(20000)
 #define POLL_MOST_NS     UINT64_C(1000000)
@@ -271,11 +272,12 @@ uint64_t gr_fence_close_bytes(struct gr_fence *fence)
         uint64_t bytes;
 
         /*
-         * A part of the card, not of live memory: adding up live memory reads a cache line of each arena, which its
+         * A part of the device, not of live memory: adding up live memory reads a cache line of each arena, which its
          * threads write at every hit.
          */
         if (gr_fence_barrier_is_cheap(fence))
-                return gr_max(atomic_load_explicit(&fence->device->total_bytes, memory_order_relaxed) / CLOSE_CARD_PART,
+                return gr_max(atomic_load_explicit(&fence->device->total_bytes, memory_order_relaxed) /
+                                      CLOSE_DEVICE_PART,
                               GR_FENCE_CLOSE_BYTES);
         bytes = gr_budget_not_cached(fence->device) / CLOSE_LIVE_PART;
         return gr_min(gr_max(bytes, GR_FENCE_CLOSE_BYTES), CLOSE_MOST_BYTES);

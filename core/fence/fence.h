@@ -245,7 +245,7 @@ void gr_fence_close_before_capture(struct gr_fence *fence);
 /*
  * How many bytes a thread frees into an epoch before it closes it. An open epoch also covers work that starts later,
  * which delays its blocks; but each epoch costs a record and a query. So this is a small part of live memory or, where
- * barriers are cheap and close the epoch anyway, of the card. At least GR_FENCE_CLOSE_BYTES.
+ * barriers are cheap and close the epoch anyway, of the device. At least GR_FENCE_CLOSE_BYTES.
  */
 uint64_t gr_fence_close_bytes(struct gr_fence *fence);
 

@@ -8,7 +8,7 @@
  * own structures, and only mapped memory can be exchanged behind an address. Later allocations get device memory as
  * soon as there is room, so data moves to the device when the program frees and allocates again.
  *
- * Managed memory is not used for this: oversubscribed, it moves pages under running kernels and can hang the card, and
+ * Managed memory is not used for this: oversubscribed, it moves pages under running kernels and can hang the GPU, and
  * the program may make calls for its addresses (advice, attachment, prefetch) that leave a state which no free resets.
  */
 #ifndef GR_SPILL_H

@@ -48,7 +48,7 @@
 /* Bits of a slot's orders: what another process, such as the command gpureclaim, asks of this one. */
 #define GR_ORDER_LIMIT     1u /* take new_limit as the hard limit */
 #define GR_ORDER_THRESHOLD 2u /* take new_threshold as the release threshold */
-#define GR_ORDER_REFRESH   4u /* look at the card and publish */
+#define GR_ORDER_REFRESH   4u /* look at the device and publish */
 
 /*
  * One process. Each word is atomic and valid by itself; two words read one after the other may be of different moments.

@@ -25,7 +25,7 @@
 #include "segment/segments.h"
 #include "segment/split_state.h"
 
-/* Addresses are reserved for so many times the card's memory: holes cost nothing. */
+/* Addresses are reserved for so many times the device's memory: holes cost nothing. */
 #define ADDRESSES_SHARE 4
 #define GRAPH_ADDRESSES_SHARE                                                                                          \
         16 /* or less, if refused: old addresses of moved memory stay until all graphs have gone */
@@ -407,7 +407,7 @@ static uint64_t return_stuck(struct gr_context *context, struct gr_segment *segm
 
         gr_lock(&split->lock);
         assert(split->busy > 0);
-        /* Memory that is still mapped at a stale address would stay on the card, and not be charged. */
+        /* Memory that is still mapped at a stale address would stay on the device, and not be charged. */
         gr_remap_collect(context);
         gr_segments_free_usable(context);
         while ((range = take_stuck(context, segment, &at, end))) {

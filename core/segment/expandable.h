@@ -12,12 +12,13 @@
  * with what is reserved (expandable_grow.c has the formula), in whole pages: at least one, and no more than the hole.
  *
  * If a little is used in each of many large extents, a large request can have none of their memory. So once an eighth
- * of the card or the limit is reserved, extents stay small, and a request opens no extent that is more than half as
+ * of the device or the limit is reserved, extents stay small, and a request opens no extent that is more than half as
  * large as itself: such extents go back instead, and smaller ones are mapped.
  *
  * A large request that lacks little maps more than it lacks: a 16th of what is reserved, at most 32 MiB, one extent for
- * each hole. It does not once an eighth of the card is reserved, or where the footprint would pass its bound (slack.h).
- * What is not needed yet is free for the requests to come, but an extent still goes back, or moves, only as a whole.
+ * each hole. It does not once an eighth of the device is reserved, or where the footprint would pass its bound
+ * (slack.h). What is not needed yet is free for the requests to come, but an extent still goes back, or moves, only as
+ * a whole.
  *
  * The memory belongs to the process, not to the context: when the context ends, gr_expandable_close returns it.
  */

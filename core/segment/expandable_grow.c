@@ -25,7 +25,7 @@
 
 /*
  * The bytes of an extent. Larger ones go back and move less often, smaller ones cost more calls (docs/measurements.md,
- * extent-size). reserved: of the device, before the request; total: the card, or its limit.
+ * extent-size). reserved: of the device, before the request; total: the device, or its limit.
  *
  *   usual:                              max((reserved + request) / 96, request / 8)
  *                                       at most max(reserved / 256, min(request / 32, 32 MiB), 6 MiB)
@@ -49,7 +49,7 @@
 #define EXTRA_ROOM_SHARE 8   /* beside that, limits must leave room for an eighth of what is reserved */
 #define MOVE_TIMES       2   /* the time of a move counts twice: to unmap its old addresses takes as much */
 #define HOLES_LOOKED     128 /* most holes that one request looks at: a microsecond or two */
-/* A refused size is tried again only after so long, or when the card has more free memory. */
+/* A refused size is tried again only after so long, or when the device has more free memory. */
 #define REFUSED_NS UINT64_C(100000000)
 
 /* Below, the split's lock is held unless a comment says otherwise. */

@@ -72,7 +72,7 @@ static inline uint64_t gr_extent_stranded(const struct gr_page *extent)
 }
 
 /*
- * Whether extents are to be small once more_bytes more are reserved: then that is more than an eighth of the card or
+ * Whether extents are to be small once more_bytes more are reserved: then that is more than an eighth of the device or
  * the limit, and fragmentation could make a large request fail (expandable.h). Takes no lock.
  */
 bool gr_extents_stay_small(struct gr_device *device, uint64_t more_bytes);

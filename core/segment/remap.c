@@ -236,7 +236,7 @@ GR_NOT_CHECKED void gr_remap_collect(struct gr_context *context)
         /*
          * The whole list is searched, as an idle range may stand behind one that is not idle. Memory that is idle at
          * its new address may be returned and uncharged at any time, and a stale address left behind would keep it on
-         * the card.
+         * the device.
          */
         DL_FOREACH_SAFE (split->stale_pages, block, next)
                 if (gr_fence_idle(context->fence, block->freed_epoch)) {

@@ -27,7 +27,7 @@ static uint64_t limit(enum gr_option_id id, CUdevice dev, uint64_t total_bytes)
         return bytes == GR_SIZE_NONE ? GR_UNLIMITED : bytes;
 }
 
-/* The limit on spilled memory. That is host memory, so the card's size is no bound; only a percentage refers to it. */
+/* The limit on spilled memory, which the host has: the device's size is no bound, only a percentage refers to it. */
 static uint64_t spill(CUdevice dev, uint64_t total_bytes)
 {
         const struct gr_size *size = gr_size_list_get(&gr_options.spill, dev);

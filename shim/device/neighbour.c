@@ -1,5 +1,5 @@
 /*
- * The other processes on the card. For each device that this process uses, one thread publishes what the process has,
+ * The other processes on the device. For each device that this process uses, one thread publishes what the process has,
  * and serves the requests of neighbours: to return memory, to change a limit. It is a thread of its own because it has
  * to answer within the deadline of the asking process, whatever else this process does.
  */
@@ -35,7 +35,7 @@ struct member {
         struct gr_device *device; /* NULL: nothing is charged yet, or this device counts for no group */
         struct gr_group group;
         uint64_t group_limit;
-        char file[GR_REGION_FILE_BYTES]; /* empty until the card is known */
+        char file[GR_REGION_FILE_BYTES]; /* empty until the device is known */
         _Atomic bool tried, running, stop;
         struct gr_lock account_lock; /* rank GR_RANK_REGION; held by each charge, and while region changes */
         uint64_t alone_bytes;        /* charged while there was no region; guarded by account_lock */
@@ -250,14 +250,14 @@ static uint64_t give_to_neighbour(struct member *member, const struct gr_request
         return give.back_bytes;
 }
 
-static bool refresh_card(struct gr_context *context, void *arg)
+static bool refresh_device(struct gr_context *context, void *arg)
 {
         uint64_t free_bytes, total_bytes;
 
         (void)arg;
         if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) != 0)
                 return true;
-        atomic_store(&context->device->card_free_bytes, free_bytes);
+        atomic_store(&context->device->free_bytes, free_bytes);
         return false;
 }
 
@@ -291,7 +291,7 @@ static void serve_one(struct member *member, struct gr_region *region)
         if (request.want_bytes > 0)
                 given = give_to_neighbour(member, &request);
         if (request.orders & GR_ORDER_REFRESH)
-                gr_context_each(&gr_core, member->device->ordinal, refresh_card, NULL);
+                gr_context_each(&gr_core, member->device->ordinal, refresh_device, NULL);
         gr_figures_of_device(member->device, figures);
         gr_region_publish(region, figures, false);
         gr_region_answer(region, &request, given);
@@ -465,7 +465,7 @@ GR_HELD(all_lock) static void join_locked(struct member *member)
                 return;
         }
         if (!join_region(member, &rc))
-                say_alone(member, rc == -ENODEV ? "the driver does not tell the card's UUID" : strerror(-rc));
+                say_alone(member, rc == -ENODEV ? "the driver does not tell the device's UUID" : strerror(-rc));
         start_thread(member);
 }
 

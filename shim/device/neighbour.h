@@ -1,4 +1,4 @@
-/* Other processes on the card that use this library. */
+/* Other processes on the device that use this library. */
 #ifndef GR_NEIGHBOUR_H
 #define GR_NEIGHBOUR_H
 
@@ -38,7 +38,7 @@ void gr_neighbour_beat(void);
 uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
 
 /*
- * The bytes that the group has reserved on the card with this UUID (text without a prefix). For a process that is no
+ * The bytes that the group has reserved on the device with this UUID (text without a prefix). For a process that is no
  * member. 0: not known.
  */
 uint64_t gr_neighbour_sum(const char *uuid);

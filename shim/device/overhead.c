@@ -4,8 +4,8 @@
  *
  *   overhead = what NVML says that this process holds - what is charged to this process
  *
- * Only NVML's figure of this process is used. The difference of the card's free memory before and after a call would be
- * wrong while another process works on the card, and cannot be had before the first context, which takes the most.
+ * Only NVML's figure of this process is used. The difference of the device's free memory before and after a call would
+ * be wrong while another process works on the device, and cannot be had before the first context, which takes the most.
  * Where NVML does not list this process (another pid namespace, WSL), the figure is not known, and a limit counts
  * allocations only.
  *
@@ -15,10 +15,10 @@
  * measured for reports, and around instantiations of graphs as long as that costs little.
  *
  * What executables take is what the overhead grows by while the driver makes one. Most take nothing, as the driver has
- * room for many in what it took before; so around each only the card's free memory is looked at, and NVML is asked now
- * and then (docs/measurements.md, graph-executables). Uploads and launches add nothing, and the first launch may load
- * code, which would be counted as theirs. The driver keeps the memory of destroyed executables for the next ones, so a
- * destruction takes nothing off.
+ * room for many in what it took before; so around each only the device's free memory is looked at, and NVML is asked
+ * now and then (docs/measurements.md, graph-executables). Uploads and launches add nothing, and the first launch may
+ * load code, which would be counted as theirs. The driver keeps the memory of destroyed executables for the next ones,
+ * so a destruction takes nothing off.
  */
 #include "device/overhead.h"
 
@@ -41,7 +41,7 @@
 struct look {
         bool tried;
         bool warned;
-        void *nvml; /* the card's handle; NULL: NVML does not know it */
+        void *nvml; /* the device's handle; NULL: NVML does not know it */
         uint64_t at_ns;
         uint64_t before_bytes; /* what the previous measurement found */
 };
@@ -57,7 +57,7 @@ static struct executables {
         /* By how much free memory fell while executables were made since then, without what was charged. */
         _Atomic uint64_t fallen_bytes;
         _Atomic uint64_t paid_ns; /* NVML is not asked before this time */
-        /* After the last one: the card's free memory, with what was charged; and when that was. 0: not known. */
+        /* After the last one: the device's free memory, with what was charged; and when that was. 0: not known. */
         _Atomic uint64_t seen_bytes, seen_ns;
 } executables[GR_DEVICES_MAX];
 
@@ -74,7 +74,7 @@ static struct executables {
 static _Atomic bool nvml_wanted;
 
 /* Lock held. */
-GR_HELD(lock) static void *card(struct gr_device *device, struct look *look)
+GR_HELD(lock) static void *nvml_handle(struct gr_device *device, struct look *look)
 {
         char text[GR_UUID_TEXT_BYTES];
 
@@ -97,7 +97,7 @@ GR_HELD(lock) static void *card(struct gr_device *device, struct look *look)
 GR_HELD(lock) static bool measure(struct gr_device *device, struct look *look, uint64_t *ret_bytes)
 {
         uint64_t used, charged, managed, now = 0, last = atomic_load(&device->driver_bytes);
-        void *nvml = card(device, look);
+        void *nvml = nvml_handle(device, look);
 
         gr_assert_locked(&lock);
         if (!nvml)
@@ -204,7 +204,7 @@ static void find_nvml(void *arg)
         gr_nvml_find();
 }
 
-/* The card's free memory, with what the process has of it by its own charge. 0: not known. */
+/* The device's free memory, with what the process has of it by its own charge. 0: not known. */
 static uint64_t free_and_charged(struct gr_context *context)
 {
         struct executables *of = &executables[context->device->ordinal];

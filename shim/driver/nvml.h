@@ -1,10 +1,10 @@
 /*
- * The part of NVML, NVIDIA's management library, that this project uses: how much memory a card has in use, and how
+ * The part of NVML, NVIDIA's management library, that this project uses: how much memory a device has in use, and how
  * much of it one process holds. NVML is loaded at the first call, which takes milliseconds because it opens the
  * driver's control devices. It is never linked, and its header is not needed. Used by the library and by the command.
  *
  * Any thread may call. Functions that fail return -errno and leave ret_ outputs untouched. -ENOTSUP: NVML is not there,
- * or does not tell; -ENODEV: no such card.
+ * or does not tell; -ENODEV: no such device.
  */
 #ifndef GR_NVML_H
 #define GR_NVML_H
@@ -28,16 +28,16 @@ bool gr_nvml_find(void);
 /* Whether gr_nvml_find has looked for NVML before, so that it costs nothing now. */
 bool gr_nvml_is_sought(void);
 
-/* The card, or MIG instance, with this UUID (36 characters without a prefix). Valid as long as the process lives. */
+/* The device, or MIG instance, with this UUID (36 characters without a prefix). Valid as long as the process lives. */
 int gr_nvml_device(const char *uuid, void **ret_device);
 
 /*
- * The card with this index, counted as nvidia-smi does, or whose UUID with its prefix is or begins with this name.
+ * The device with this index, counted as nvidia-smi does, or whose UUID with its prefix is or begins with this name.
  * ret_uuid: its UUID without a prefix, with a NUL at the end.
  */
 int gr_nvml_device_named(const char *name, void **ret_device, char ret_uuid[37]);
 
-/* What the whole card has in use. -ENOTSUP as above. */
+/* What the whole device has in use. -ENOTSUP as above. */
 int gr_nvml_memory(void *device, struct gr_nvml_memory *ret);
 
 struct gr_nvml_use {

@@ -171,7 +171,7 @@ bool gr_real_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
         size_t at = 0;
 
         assert(ret || ret_text);
-        /* _v2 tells MIG instances of one card apart. */
+        /* _v2 tells MIG instances of one GPU apart. */
         if ((!gr_real.cuDeviceGetUuid_v2 || gr_real.cuDeviceGetUuid_v2(&uuid, dev) != CUDA_SUCCESS) &&
             (!gr_real.cuDeviceGetUuid || gr_real.cuDeviceGetUuid(&uuid, dev) != CUDA_SUCCESS))
                 return false;

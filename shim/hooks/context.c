@@ -305,7 +305,7 @@ static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made
         return result;
 }
 
-/* Without a context there is none to run the rung on, as where the first one finds a full card. */
+/* Without a context there is none to run the rung on, as where the first one finds a full device. */
 static uint64_t ask_neighbours(int device)
 {
         struct gr_device *used = gr_device_use(device);

@@ -1,6 +1,6 @@
 /*
  * Imported memory: memory of other processes or interfaces that this process opens by legacy IPC, pools, or external
- * memory. Opening it takes nothing from the card, and it is in the account of its exporter. So it is counted as
+ * memory. Opening it takes nothing from the device, and it is in the account of its exporter. So it is counted as
  * GR_MEMORY_IMPORTED only, and no request is refused because of it. It is no block of the pool: the driver answers all
  * questions about its addresses, and frees it. Mapping it takes no memory; the hooks for that only tell the pool the
  * address.

@@ -3,7 +3,7 @@
  * (the default since CUDA 12.2) most of it is taken at the first use of each kernel. So nothing is charged in advance.
  * Where the driver lacks memory, it gets what is cached.
  * Where the limit counts the whole process and a load exceeds it, the ladder is climbed. If that does not help, the
- * load is undone, and fails as on a full card. What a launch takes later is counted, and never refused: the next
+ * load is undone, and fails as on a full device. What a launch takes later is counted, and never refused: the next
  * allocation meets the limit.
  */
 #include <errno.h>

@@ -113,7 +113,7 @@ void *gr_nvml_views_swap(void *function)
         return function;
 }
 
-/* The ordinal that CUDA will give the card, as far as that can be known before CUDA is initialised; -1: none. */
+/* The ordinal that CUDA will give the device, as far as that can be known before CUDA is initialised; -1: none. */
 static int expected_ordinal(void *nvml_device, const char *uuid)
 {
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -139,7 +139,7 @@ static int expected_ordinal(void *nvml_device, const char *uuid)
         return -1;
 }
 
-/* The card's UUID and ordinal; -1: CUDA does not see it. *ret_in_use: CUDA is initialised and has told the ordinal. */
+/* The device's UUID and ordinal; -1: CUDA does not see it. *ret_in_use: CUDA is initialised and told the ordinal. */
 static int find_ordinal(void *nvml_device, char text[UUID_TEXT], bool *ret_in_use)
 {
         char own[GR_UUID_TEXT_BYTES];
@@ -175,7 +175,7 @@ static void at_most(unsigned long long *value, uint64_t most)
                 *value = most;
 }
 
-/* Replaces the card's figures by the share's. In the first version of the call, reserved is part of used. */
+/* Replaces the device's figures by the share's. In the first version of the call, reserved is part of used. */
 static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigned long long *reserved)
 {
         unsigned long long total = memory->total, free_bytes = memory->free;

@@ -1,7 +1,7 @@
 /*
- * Queries about memory. The answers show the program its share of the card and the sizes that it asked for, and nothing
- * of what is cached. For a freed pointer the driver answers as for one that never existed (docs/measurements.md,
- * no-pointer).
+ * Queries about memory. The answers show the program its share of the device and the sizes that it asked for, and
+ * nothing of what is cached. For a freed pointer the driver answers as for one that never existed
+ * (docs/measurements.md, no-pointer).
  */
 #include "hooks/query.h"
 

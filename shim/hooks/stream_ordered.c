@@ -364,7 +364,7 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, en
 
 /*
  * Returns cached memory before an allocation from a pool of managed memory: the driver ends the program if a default
- * pool of managed memory is asked on a full card (docs/measurements.md, managed-pool-full-card).
+ * pool of managed memory is asked on a full device (docs/measurements.md, managed-pool-full).
  */
 static void make_room(struct gr_device *device, size_t bytes)
 {

@@ -213,13 +213,13 @@ enum {
 _Static_assert(sizeof(struct gpureclaim_status) == sizeof(size_t) + PUBLIC_FIGURES * sizeof(uint64_t),
                "a figure is in the list and not in the structure, or the other way round");
 
-static bool ask_card(struct gr_context *context, void *arg)
+static bool ask_device(struct gr_context *context, void *arg)
 {
         struct gpureclaim_status *status = arg;
         uint64_t free_bytes, total_bytes;
 
         if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0)
-                status->card_free_bytes = free_bytes;
+                status->device_free_bytes = free_bytes;
         return false;
 }
 
@@ -252,7 +252,7 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
 #undef GR_FIGURE
 #undef INTERNAL
 #undef PUBLIC
-        gr_context_each(&gr_core, device, ask_card, &status);
+        gr_context_each(&gr_core, device, ask_device, &status);
         memcpy(ret_status, &status, status.struct_bytes);
         return 0;
 }

@@ -218,7 +218,7 @@ static bool refresh_for_report(struct gr_context *context, void *arg)
 
         (void)arg;
         if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0) {
-                atomic_store(&context->device->card_free_bytes, free_bytes);
+                atomic_store(&context->device->free_bytes, free_bytes);
                 atomic_store(&context->device->total_bytes, total_bytes);
                 gr_stream_ordered_refresh(context->device);
                 gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);

@@ -333,7 +333,7 @@ def drawing(results):
     for second in range(int(last) + 1):
         lines.append(f'<text x="{x(second):.1f}" y="{height - bottom + 16}" text-anchor="middle">{second}</text>')
     lines.append(f'<text x="{width / 2}" y="{height - 6}" text-anchor="middle">seconds since the first step</text>'
-                 f'<text x="{left}" y="14">MiB on the card</text>')
+                 f'<text x="{left}" y="14">MiB on the GPU</text>')
     for number, (name, points) in enumerate(curves.items()):
         colour = ("#888", "#2a7", "#c60", "#15c")[number % 4]
         path = "L".join(f"{x(at):.1f} {y(mib):.1f}" for at, mib in points)

@@ -80,10 +80,10 @@ check(torch.equal(a @ a, reference), "cuBLAS: the same product afterwards")
 # The plans of cuFFT.
 signals = [torch.randn(64, 1000 + 17 * i, device="cuda") for i in range(8)]
 spectra = [torch.fft.fft(signal) for signal in signals]
-plans, before = torch.backends.cuda.cufft_plan_cache[0].size, gpureclaim.status()["card_free_bytes"]
+plans, before = torch.backends.cuda.cufft_plan_cache[0].size, gpureclaim.status()["device_free_bytes"]
 gpureclaim.reclaim(rung="drop")
 left = torch.backends.cuda.cufft_plan_cache[0].size
-back = gpureclaim.status()["card_free_bytes"] - before
+back = gpureclaim.status()["device_free_bytes"] - before
 check(plans >= 8 and left == 0,
       f"cuFFT: {plans} plans, {left} left; with all the rest {mib(back)} more free on the card")
 same = all(torch.equal(torch.fft.fft(signal), spectrum) for signal, spectrum in zip(signals, spectra))

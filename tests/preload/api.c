@@ -150,7 +150,7 @@ static void test_hooks(void)
         atomic_store(&held, allocate(200 * MIB));
         GR_CHECK_EQ(status().live_bytes, 200 * MIB);
         GR_CHECK_EQ(status().hard_limit_bytes, 256 * MIB);
-        GR_CHECK(status().card_free_bytes > 0 && status().card_free_bytes < status().card_total_bytes);
+        GR_CHECK(status().device_free_bytes > 0 && status().device_free_bytes < status().device_total_bytes);
         GR_CHECK_EQ(status_of(gt.device, &small), 0);
         GR_CHECK_EQ(status_of(-1, &small), -EINVAL);
         GR_CHECK_EQ(status_of(gt.device, NULL), -EINVAL);

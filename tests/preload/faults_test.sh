@@ -96,8 +96,8 @@ calls() {
                         under 0 "$fault, $settings" "GRSIM_FAULT=$fault" $settings "$process" plain
                         quiet "$fault, $settings"
                         # What the driver does not tell is not told.
-                        [ $fault != cuMemGetInfo_v2:\*=999 ] || [ "$(stat devices.0.card_free_bytes)" = None ] ||
-                                fail "$fault, $settings: $(stat devices.0.card_free_bytes) bytes free"
+                        [ $fault != cuMemGetInfo_v2:\*=999 ] || [ "$(stat devices.0.device_free_bytes)" = None ] ||
+                                fail "$fault, $settings: $(stat devices.0.device_free_bytes) bytes free"
                 done
         done
 }

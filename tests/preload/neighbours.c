@@ -448,7 +448,7 @@ static void mode_command(void)
         ask(&one, 'a', 100);
         ask(&two, 'a', 50);
         pause_ms(600);
-        says(command(0, "status", 0), "card: 350.000 MiB of 1.000 GiB used, 0 B not counted here");
+        says(command(0, "status", 0), "memory: 350.000 MiB of 1.000 GiB used, 0 B not counted here");
         says(command(0, "status", 0), "    memory: 100.000 MiB live, 200.000 MiB cached, 300.000 MiB reserved\n");
         says(command(0, "status", 0), "    peak: 300.000 MiB reserved\n");
         if (strstr(command(0, "status", 0), "idle for 0.0 s"))
@@ -586,7 +586,7 @@ static void mode_late_files(void)
         await_members(&region, 2);
         await_figure(&region, &one, GR_FIGURE_live, 300 * MIB);
         await_figure(&region, &one, GR_FIGURE_group_limit, 512 * MIB);
-        await_figure(&region, &one, GR_FIGURE_card_total, CARD_MIB * MIB);
+        await_figure(&region, &one, GR_FIGURE_device_total, CARD_MIB * MIB);
         await_figure(&region, &two, GR_FIGURE_live, 150 * MIB);
         if (gr_region_sum(&region, false) != 450 * MIB)
                 fail("what is charged when it joins, in MiB", (long long)(gr_region_sum(&region, false) / MIB));

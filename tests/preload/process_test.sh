@@ -59,7 +59,7 @@ assert stats["schema"] == 1, "schema"
 assert stats["limit_hits"] == int(sys.argv[2]), "limit hits"
 assert stats["hits"] > 0 and stats["driver_allocs"] > 0, "counts"
 for device in stats["devices"]:
-    assert 0 < device["card_free_bytes"] <= device["card_total_bytes"], "card"
+    assert 0 < device["device_free_bytes"] <= device["device_total_bytes"], "card"
     assert min(device[name + "_bytes"] for name in ("peak_reserved", "reserved", "live", "cached")) >= 0, "negative"
     if not sys.argv[3].endswith("-busy"):  # there a thread changes the figures while they are read one by one
         assert device["peak_reserved_bytes"] >= device["reserved_bytes"] >= device["live_bytes"], "footprint"

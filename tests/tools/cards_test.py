@@ -38,7 +38,7 @@ def orders(scene):
     # The second card of the other process is the first one's first: what is cached there is given.
     scene.check(other.ask("alloc", 1, 900) == 0, "a neighbour's cache on a card counted differently")
     scene.check(apart.ask("alloc", 0, 900) == 2, "more than its card has left")
-    totals = sorted(card["card_used_bytes"] // MIB for card in status(scene))
+    totals = sorted(card["gpu_used_bytes"] // MIB for card in status(scene))
     # What the neighbour had cached went as far as was needed, or all of it.
     scene.check(totals[0] == 300 and 900 <= totals[1] <= 1024, f"what is used: {totals}")
     for process in (one, other, apart):
@@ -64,7 +64,7 @@ def what_is_not_ours(scene):
     uuid = status(scene)[0]["uuid"]
     nvml = nvml_env(scene, f"GPU-{uuid} 1024 400\n")
     card = status(scene, **nvml)[0]
-    figures = [card[name] // MIB for name in ("card_total_bytes", "card_used_bytes", "foreign_bytes")]
+    figures = [card[name] // MIB for name in ("gpu_total_bytes", "gpu_used_bytes", "foreign_bytes")]
     scene.check(figures == [1024, 400, 250], f"total, used and not ours: {figures}")
 
     def cached():
@@ -74,7 +74,7 @@ def what_is_not_ours(scene):
     scene.check(until(cached), "live and cached bytes are told")
     code, out, _ = scene.run("status", **nvml)
     scene.check(code == 0 and "400.000 MiB of 1.000 GiB used, 250.000 MiB not counted here" in out, f"in words: {out}")
-    scene.check("effective use of the card 14.65% (150.000 MiB of 1.000 GiB)" in out, f"the sentence: {out}")
+    scene.check("effective use of the GPU 14.65% (150.000 MiB of 1.000 GiB)" in out, f"the sentence: {out}")
     scene.check("driver's own" not in out, f"the driver's own is not known: {out}")
     scene.check("imported" not in out, f"nothing is imported: {out}")
     # Others' memory is told beside what is charged.

@@ -103,7 +103,7 @@ def test_sentences(folder):
     sentences(folder, blocks([MIB] * 3) + frees(3, SECOND), [r"^100 % of the peak of 3.000 MiB was 3 blocks of 1.000"])
     sentences(folder, blocks(even) + frees(2, SECOND), [r"^4.000 MiB was never freed: gpureclaim record --backtrace"])
     sentences(folder, blocks(even) + [(SECOND, REFUSED, 0, 0, 0, GIB)] + frees(3, SECOND),
-              ["^1 request failed: the card was full"])
+              ["^1 request failed: the GPU was full"])
     sentences(folder, blocks(even) + [(9, COUNTER, NOWHERE, LIMIT_HITS, 0, 1), (9, REFUSED, 0, 0, 0, 1),
                                       (9, REFUSED, 0, 0, 0, 1)] + frees(3, SECOND),
               ["^2 requests failed: raise GPURECLAIM_HARD_LIMIT"])

@@ -33,12 +33,12 @@ static void test_report(void)
         cache(3, 4 * MIB, 0);
         GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
         GR_CHECK_EQ(reports, 1);
-        GR_CHECK(strstr(all_lines, "an allocation of 65.000 MiB failed: the card has ") != NULL);
+        GR_CHECK(strstr(all_lines, "an allocation of 65.000 MiB failed: the device has ") != NULL);
         GR_CHECK(strstr(all_lines, "ready fence purge trim") != NULL);
         GR_CHECK(strstr(all_lines, "; came back: 12.000 MiB by trim\n") != NULL);
         GR_CHECK(strstr(all_lines, "neighbour") == NULL); /* that was not tried */
         GR_CHECK(strstr(all_lines, "largest: nothing") != NULL);
-        GR_CHECK(strstr(all_lines, "help: nothing: that is more than the card has; or host memory") != NULL);
+        GR_CHECK(strstr(all_lines, "help: nothing: that is more than the device has; or host memory") != NULL);
         for (int i = 0; i < 20; i++)
                 GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
         GR_CHECK(reports < 15);
@@ -113,7 +113,8 @@ static void test_advice(void)
                 uint64_t need_bytes; /* 0: 30 MiB */
         } rows[] = {
                 {0, 40 * MIB, 0, GR_UNLIMITED, NULL,
-                 "6.000 MiB more free on the card, of which this process has 40.000 MiB, others and the driver 0 B; or "
+                 "6.000 MiB more free on the device, of which this process has 40.000 MiB, others and the driver 0 B; "
+                 "or "
                  "host",
                  0, 0},
                 {40 * MIB, 0, 0, GR_UNLIMITED, NULL, "this process has 0 B, others and the driver 40.000 MiB; or host",
@@ -123,29 +124,31 @@ static void test_advice(void)
                 {0, 0, 40 * MIB, GR_UNLIMITED, NULL, "to try again when the GPU does not use the 40.000 MiB any more",
                  0, 64 * MIB},
                 {50 * MIB, 0, 10 * MIB, GR_UNLIMITED, NULL,
-                 "help: 26.000 MiB more free on the card, of which this process has 10.000 MiB, others and the driver "
+                 "help: 26.000 MiB more free on the device, of which this process has 10.000 MiB, others and the "
+                 "driver "
                  "50.000 MiB; or host",
                  0, 0},
                 {0, 40 * MIB, 0, GR_UNLIMITED, NULL, "others and the driver 0 B\n", SPILLED, 0},
                 {0, 0, 0, GR_UNLIMITED, NULL,
                  "help: GPURECLAIM_POOL=auto: enough is free, but perhaps not in one piece; or host", 0, 64 * MIB},
-                {0, 0, 0, GR_UNLIMITED, NULL, "help: perhaps to try again: the card has that much free now\n", OUTSIDE,
-                 0},
-                {0, 0, 0, GR_UNLIMITED, NULL, "help: perhaps to try again: the card has that much free now; or host",
+                {0, 0, 0, GR_UNLIMITED, NULL, "help: perhaps to try again: the device has that much free now\n",
+                 OUTSIDE, 0},
+                {0, 0, 0, GR_UNLIMITED, NULL, "help: perhaps to try again: the device has that much free now; or host",
                  SPLIT, 0},
-                {0, 0, 0, GR_UNLIMITED, NULL, "help: more free memory on the card; or host", UNKNOWN, 65 * MIB},
+                {0, 0, 0, GR_UNLIMITED, NULL, "help: more free memory on the device; or host", UNKNOWN, 65 * MIB},
                 {0, 0, 0, GR_UNLIMITED, NULL, "30.000 MiB failed\n", UNKNOWN, 0},
-                {0, 0, 0, GR_UNLIMITED, NULL, "help: nothing: that is more than the card has\n", OUTSIDE, 64 * MIB + 1},
+                {0, 0, 0, GR_UNLIMITED, NULL, "help: nothing: that is more than the device has\n", OUTSIDE,
+                 64 * MIB + 1},
                 {0, 40 * MIB, 0, 48 * MIB, NULL, "a limit of 70.000 MiB (GPURECLAIM_HARD_LIMIT, or gpureclaim limit ",
                  0, 0},
-                {0, 40 * MIB, 0, 48 * MIB, NULL, " 70MiB), and 6.000 MiB more free on the card\n", 0, 0},
+                {0, 40 * MIB, 0, 48 * MIB, NULL, " 70MiB), and 6.000 MiB more free on the device\n", 0, 0},
                 {0, 40 * MIB, 0, 48 * MIB, NULL, " 70MiB)\n", UNKNOWN, 30 * MIB - 1},
                 {0, 40 * MIB, 0, 48 * MIB, NULL, " 71MiB)\n", UNKNOWN, 30 * MIB + 1},
                 {0, 40 * MIB, 0, 48 * MIB, &full_group, " 70MiB), and 30.000 MiB more room in the group limit\n",
                  UNKNOWN, 0},
                 {0, 40 * MIB, 0, 48 * MIB, &roomy_group, " 60MiB)\n", UNKNOWN, 20 * MIB},
-                {40 * MIB, 0, 0, 24 * MIB, NULL, "MiB), and 6.000 MiB more free on the card\n", 0, 0},
-                {40 * MIB, 0, 10 * MIB, 24 * MIB, NULL, " 40MiB), and 6.000 MiB more free on the card\n", 0, 0},
+                {40 * MIB, 0, 0, 24 * MIB, NULL, "MiB), and 6.000 MiB more free on the device\n", 0, 0},
+                {40 * MIB, 0, 10 * MIB, 24 * MIB, NULL, " 40MiB), and 6.000 MiB more free on the device\n", 0, 0},
                 {34 * MIB, 0, 10 * MIB, 24 * MIB, NULL, " 40MiB)\n", 0, 0},
                 {0, 0, 40 * MIB, 48 * MIB, NULL, "to try again when the GPU does not use the 40.000 MiB any more", 0,
                  0},
@@ -162,7 +165,7 @@ static void test_advice(void)
                 {0, 30 * MIB, 0, GR_UNLIMITED, &roomy_group, "of the group free 10.000 MiB\n", WAITED, 0},
                 {0, 32 * MIB, 0, GR_UNLIMITED, &roomy_group, "a group limit of 70.000 MiB (GPURECLAIM_GROUP_LIMIT)\n",
                  0, 0},
-                {50 * MIB, 0, 0, GR_UNLIMITED, &full_group, "LIMIT), and 16.000 MiB more free on the card\n", 0, 0},
+                {50 * MIB, 0, 0, GR_UNLIMITED, &full_group, "LIMIT), and 16.000 MiB more free on the device\n", 0, 0},
         };
         static const uint64_t given[GR_RUNG_COUNT];
 
@@ -224,7 +227,7 @@ static void test_report_of_process(void)
         report.context = context;
         ptrs[6] = alloc(512);
         report_to_lines(&report);
-        check_line(0, "failed: the card has 62.000 MiB free of 64.000 MiB\n", true);
+        check_line(0, "failed: the device has 62.000 MiB free of 64.000 MiB\n", true);
         check_line(0, "largest: 512 B in 1 block of about 512 B\n", true);
         for (int i = 0; i < 6; i++)
                 ptrs[i] = alloc(sizes[i]);

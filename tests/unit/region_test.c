@@ -43,8 +43,8 @@ static void test_layout(void)
         AT(gr_slot, figures, 128);
 #undef AT
         GR_CHECK_EQ(sizeof(struct gr_slot), 256);
-        GR_CHECK_EQ(GR_FIGURE_card_total, 0);
-        GR_CHECK_EQ(GR_FIGURE_card_free, 1);
+        GR_CHECK_EQ(GR_FIGURE_device_total, 0);
+        GR_CHECK_EQ(GR_FIGURE_device_free, 1);
         GR_CHECK_EQ(GR_FIGURE_hard_limit, 2);
         GR_CHECK_EQ(GR_FIGURE_release_threshold, 3);
         GR_CHECK_EQ(GR_FIGURE_group_limit, 4);

@@ -187,7 +187,7 @@ static void test_figures(void)
         gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_core_context_add(&core, sg_context_new(0), 0);
         atomic_store(&core.devices[0].total_bytes, 256 * MIB);
-        atomic_store(&core.devices[0].card_free_bytes, 192 * MIB);
+        atomic_store(&core.devices[0].free_bytes, 192 * MIB);
         GR_CHECK(strstr(json_now(), "\"hard_limit_bytes\":null") != NULL);
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &a), 0);
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &b), 0);
@@ -208,7 +208,7 @@ static void test_figures(void)
         GR_CHECK_EQ(value_of("peak_live_bytes"), 16 * MIB);
         GR_CHECK_EQ(value_of("peak_reserved_bytes"), 16 * MIB);
         GR_CHECK_EQ(value_of("hard_limit_bytes"), 128 * MIB);
-        GR_CHECK_EQ(value_of("card_total_bytes"), 256 * MIB);
+        GR_CHECK_EQ(value_of("device_total_bytes"), 256 * MIB);
         GR_CHECK_EQ(value_of("syncs"), 1);
         text_now();
         GR_CHECK(strstr(text, "25.00%") != NULL); /* 64 of 256 MiB of the card are taken */
@@ -268,7 +268,7 @@ static void test_figures(void)
         /* A second device is a second entry; what is free of it is not known. */
         atomic_store(&core.devices[5].total_bytes, MIB);
         check_json();
-        GR_CHECK(strstr(text_now(), "device 5: use of the card unknown\n") != NULL);
+        GR_CHECK(strstr(text_now(), "device 5: use of its memory unknown\n") != NULL);
         GR_CHECK(strstr(text, "device 5: effective") == NULL && strstr(text, "device 0: use of") == NULL);
         GR_CHECK(strstr(json_now(), ",{\"device\":5,") != NULL);
         GR_CHECK_EQ(sg_misuses(), 0);
@@ -287,7 +287,7 @@ static void test_list(void)
         gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         device = &core.devices[2];
         atomic_store(&device->group, &group);
-        atomic_store(&device->card_free_bytes, 100);
+        atomic_store(&device->free_bytes, 100);
         gr_budget_set_limit(device, GR_LIMIT_HARD, 300);
         gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, 400);
         gr_budget_set_limit(device, GR_LIMIT_SOFT, 500);
@@ -303,10 +303,10 @@ static void test_list(void)
         check_json();
         for (int i = 0; i < GR_FIGURE_COUNT; i++) {
                 snprintf(wanted, sizeof(wanted), "\"%s\":%" PRIu64 ",", gr_figure_table[i].json, figures[i]);
-                GR_CHECK(i == GR_FIGURE_card_total || strstr(json_now(), wanted) != NULL);
+                GR_CHECK(i == GR_FIGURE_device_total || strstr(json_now(), wanted) != NULL);
         }
-        GR_CHECK(strstr(json_now(), "\"card_total_bytes\":null,") != NULL); /* not seen yet */
-        GR_CHECK_EQ(value_of("card_free_bytes"), 100);
+        GR_CHECK(strstr(json_now(), "\"device_total_bytes\":null,") != NULL); /* not seen yet */
+        GR_CHECK_EQ(value_of("device_free_bytes"), 100);
         GR_CHECK_EQ(value_of("hard_limit_bytes"), 300);
         GR_CHECK_EQ(value_of("release_threshold_bytes"), 400);
         GR_CHECK_EQ(value_of("soft_limit_bytes"), 500);

@@ -229,7 +229,7 @@ static CUresult pool_alloc(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, C
         /* As driver 580 does: an allocation from the default pool of managed memory ends the program on a full card. */
         if (pool >= host_pools && pool < host_pools + SIM_MAX_DEVICES &&
             sim_heap_free_bytes(pool->device) < FULL_BYTES) {
-                fprintf(stderr, "cuMemAllocFromPoolAsync: managed memory, and the card is full\n");
+                fprintf(stderr, "cuMemAllocFromPoolAsync: managed memory, and the device is full\n");
                 abort();
         }
         if (pool->most && (bytes > pool->most || pool->used > pool->most - bytes))
