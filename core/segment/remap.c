@@ -216,7 +216,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
                                 gr_budget_add(&context->device->graph_bytes, from->block.capacity_bytes);
                                 gr_budget_uncache(context->device, from->block.capacity_bytes);
                         }
-                        gr_count(context->core, GR_COUNTER_moved_bytes, from->block.capacity_bytes);
+                        gr_count(context->core, GR_COUNTER_remapped_bytes, from->block.capacity_bytes);
                         stale_enter(split, from, gr_page_at(range->segment, moves[i].to)->freed_epoch,
                                     from->segment->in_graphs);
                 } else {

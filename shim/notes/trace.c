@@ -130,7 +130,7 @@ static void write_at(uint64_t now_ns, enum gr_entry what, int device, unsigned d
 static void add(enum gr_entry what, int device, unsigned detail, uint64_t address, uint64_t bytes)
 {
         if (what == GR_ENTRY_RUNG ||
-            (what == GR_ENTRY_COUNTER && (detail == GR_COUNTER_driver_allocs || detail == GR_COUNTER_moved_bytes)))
+            (what == GR_ENTRY_COUNTER && (detail == GR_COUNTER_driver_allocs || detail == GR_COUNTER_remapped_bytes)))
                 own.missed = true;
         write_at(gr_driver.now_ns(), what, device, detail, address, bytes);
 }

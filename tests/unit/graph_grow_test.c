@@ -43,7 +43,7 @@ static void test_grows_first(void)
                         sg_fail(SG_MEM_MAP, 1, 1, -ENOMEM);
                 wanted = take(rows[i].wanted * MIB);
                 GR_CHECK_EQ(gpu_device()->reserved_bytes, rows[i].reserved * MIB);
-                GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), rows[i].moved * MIB);
+                GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_remapped_bytes), rows[i].moved * MIB);
                 give(kept, wanted);
                 last_graph_goes();
                 end();
@@ -67,7 +67,7 @@ static void test_grows_beside_others(void)
         give(first, 0);
         next_graph();
         wanted = take(12 * MIB);
-        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 0);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_remapped_bytes), 0);
         give(kept, wanted);
         gr_graph_hold_release(its);
         last_graph_goes();
@@ -109,7 +109,7 @@ static void test_maps_ahead(void)
                 ptr = take(141 * MIB);
                 GR_CHECK(ptr != 0);
                 GR_CHECK_EQ(gpu_device()->reserved_bytes, rows[i].reserved * MIB);
-                GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), rows[i].moved * MIB);
+                GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_remapped_bytes), rows[i].moved * MIB);
                 GR_CHECK_EQ(sg_used_bytes(0), rows[i].reserved * MIB);
                 give(ptr, 0);
                 next_graph();
@@ -147,7 +147,7 @@ static void test_many_moves(void)
         }
         GR_CHECK_EQ(count, 140);
         GR_CHECK(gpu_device()->reserved_bytes < 4000 * MIB);
-        GR_CHECK(sg_counter(&core, GR_COUNTER_moved_bytes) > 16 * GIB); /* four times the card */
+        GR_CHECK(sg_counter(&core, GR_COUNTER_remapped_bytes) > 16 * GIB); /* four times the card */
         while (count > 0)
                 GR_CHECK_EQ(sg_free(&core, kept[--count]), 0);
         gr_gate_end(&core.gate);
@@ -187,7 +187,7 @@ static void test_moves_all(void)
         gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 800 * MIB);
         large = take(400 * MIB);
         GR_CHECK(large != 0);
-        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 400 * MIB);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_remapped_bytes), 400 * MIB);
         GR_CHECK_EQ(gpu_device()->graph_bytes, 0);
         for (int i = 1; i < 400; i += 2)
                 GR_CHECK_EQ(sg_free(&core, pages[i]), 0);
@@ -237,7 +237,7 @@ static void test_moves_large_extents(bool is_cached)
         gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, gpu_device()->reserved_bytes);
         large = take(20 * MIB);
         GR_CHECK(large != 0);
-        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), moved);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_remapped_bytes), moved);
         if (is_cached) {
                 give(large, kept);
                 last_graph_goes();
@@ -254,7 +254,7 @@ static void test_moves_large_extents(bool is_cached)
         gr_pool_end_capture(hold, true);
         next_graph();
         GR_CHECK_EQ(take(26 * MIB), 0); /* more than is free */
-        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), moved);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_remapped_bytes), moved);
         GR_CHECK_EQ(gpu_device()->graph_bytes, 24 * MIB);
         give(kept, 0);
         last_graph_goes();
@@ -285,7 +285,7 @@ static void test_moved_goes_back(void)
         wanted = take(30 * MIB);
         GR_CHECK(wanted != 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 240 * MIB);
-        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 32 * MIB);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_remapped_bytes), 32 * MIB);
         GR_CHECK_EQ(sg_free(&core, wanted), 0);
         give(kept[0], kept[1]);
         last_graph_goes();

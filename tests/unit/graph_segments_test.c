@@ -128,7 +128,7 @@ static void test_second_address(void)
         take_moved(&kept, &moved);
         more = take(4 * KIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 142 * MIB);
-        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_moved_bytes), 60 * MIB);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_remapped_bytes), 60 * MIB);
         GR_CHECK(context->split->stale_graph_pages);
         gpu_sync();
         trim();

@@ -27,7 +27,7 @@ static void test_moves(bool possible)
         GR_CHECK(c > b);
         if (possible) {
                 GR_CHECK(sg_calls(SG_MEM_REMAP) >= 16);
-                GR_CHECK_EQ(core.counters.counts[GR_COUNTER_moved_bytes], 100 * MIB);
+                GR_CHECK_EQ(core.counters.counts[GR_COUNTER_remapped_bytes], 100 * MIB);
                 GR_CHECK(gpu_device()->peak_reserved_bytes <= 140 * MIB);
         }
         GR_CHECK_EQ(gpu_told, possible ? 0 : 1);
@@ -52,7 +52,7 @@ static void test_moves(bool possible)
 /* An extent moves for the same price whatever its size: large ones first, though small ones lie in smaller ranges. */
 static void test_large_moves(int small_count, bool hole)
 {
-        uint64_t all, large[2], small[8], kept[10], block, bytes = (hole ? 44 : 42) * MIB, moved_bytes;
+        uint64_t all, large[2], small[8], kept[10], block, bytes = (hole ? 44 : 42) * MIB, remapped_bytes;
         unsigned remaps;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
@@ -75,10 +75,10 @@ static void test_large_moves(int small_count, bool hole)
         gpu_give(all, 400 * MIB);
         GR_CHECK_EQ(gpu_take(398 * MIB), all); /* what it leaves is half of an extent, and cannot move */
         remaps = sg_calls(SG_MEM_REMAP);
-        moved_bytes = core.counters.counts[GR_COUNTER_moved_bytes];
+        remapped_bytes = core.counters.counts[GR_COUNTER_remapped_bytes];
         block = gpu_take(bytes);
-        moved_bytes = core.counters.counts[GR_COUNTER_moved_bytes] - moved_bytes;
-        GR_CHECK_EQ(moved_bytes, small_count ? bytes : 40 * MIB);
+        remapped_bytes = core.counters.counts[GR_COUNTER_remapped_bytes] - remapped_bytes;
+        GR_CHECK_EQ(remapped_bytes, small_count ? bytes : 40 * MIB);
         GR_CHECK_EQ(sg_calls(SG_MEM_REMAP) - remaps, small_count ? 11 : 10); /* of 42 MiB the last hole has one page */
         gpu_give(block, bytes);
         for (int i = small_count; i < 8; i++)
