@@ -109,7 +109,7 @@ struct gr_driver {
         int (*host_free)(void *context, uint64_t ptr); /* of host memory allocated in context; may wait for the GPU */
 
         /* Gives the C library's free memory back to the system. NULL: the C library cannot. */
-        void (*trim_malloc)(void);
+        void (*malloc_trim)(void);
 
         /* Monotonic. */
         uint64_t (*now_ns)(void);

@@ -87,7 +87,7 @@ struct gr_config {
         uint64_t decay_ns; /* 0: off */
         uint64_t wait_ns;  /* 0: off */
         bool proactive;
-        bool trim_malloc;
+        bool malloc_trim;
 };
 
 struct gr_core {

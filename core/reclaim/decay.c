@@ -212,7 +212,7 @@ uint64_t gr_decay_run(struct gr_core *core, uint64_t now_ns)
                 round.next_ns = pinned_ns;
         if (round.next_ns)
                 atomic_store(&core->decay_armed, true);
-        else if (armed && core->config.trim_malloc && core->driver->trim_malloc)
-                core->driver->trim_malloc(); /* the cache is empty: once in each idle time of the program */
+        else if (armed && core->config.malloc_trim && core->driver->malloc_trim)
+                core->driver->malloc_trim(); /* the cache is empty: once in each idle time of the program */
         return round.next_ns;
 }

@@ -232,9 +232,9 @@ static uint64_t run_maybe_locked(struct gr_context *context, enum gr_rung rung, 
                                 core, reclaim.back_bytes < want_bytes ? want_bytes - reclaim.back_bytes : 0);
                 else if (rung == GR_RUNG_SYNC && reclaim.back_bytes < want_bytes)
                         gr_pinned_reclaim(core, UINT64_MAX);
-                if (core->driver->trim_malloc &&
-                    (device->integrated || (core->config.trim_malloc && rung == GR_RUNG_SYNC)))
-                        core->driver->trim_malloc();
+                if (core->driver->malloc_trim &&
+                    (device->integrated || (core->config.malloc_trim && rung == GR_RUNG_SYNC)))
+                        core->driver->malloc_trim();
                 break;
         case GR_RUNG_DRIVER:
                 reclaim.back_bytes = trim_driver(context);

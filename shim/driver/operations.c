@@ -754,7 +754,7 @@ static int driver_host_free(void *context, uint64_t ptr)
         return gr_errno_of(result);
 }
 
-static void driver_trim_malloc(void)
+static void driver_malloc_trim(void)
 {
 #ifdef __GLIBC__
         malloc_trim(0);
@@ -811,7 +811,7 @@ void gr_operations_init(const struct gr_operations_callbacks *who)
                                 : NULL,
                 .host_alloc = driver_host_alloc,
                 .host_free = driver_host_free,
-                .trim_malloc = driver_trim_malloc,
+                .malloc_trim = driver_malloc_trim,
                 .now_ns = driver_now_ns,
                 .sleep_ns = driver_sleep_ns,
         };

@@ -317,7 +317,7 @@ static void set_up(void)
                                     .decay_ns = gr_options.decay,
                                     .wait_ns = gr_options.wait,
                                     .proactive = gr_options.proactive,
-                                    .trim_malloc = gr_options.trim_malloc};
+                                    .malloc_trim = gr_options.malloc_trim};
         if (config.graph_arena == GR_GRAPH_SHARED && config.pool != GR_POOL_AUTO && config.pool != GR_POOL_SPLIT) {
                 gr_log(GR_LOG_WARN,
                        "GPURECLAIM_GRAPH_ARENA=shared needs GPURECLAIM_POOL=auto or split: private instead");

@@ -7,7 +7,7 @@
 static void test_decay(void)
 {
         static const struct gr_config config = {
-                .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS, .trim_malloc = true};
+                .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS, .malloc_trim = true};
         uint64_t a, b, busy, next_ns;
 
         begin(&sg_driver, &config);

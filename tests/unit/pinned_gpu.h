@@ -82,7 +82,7 @@ static inline int host_free(void *handle, uint64_t ptr)
         return 0;
 }
 
-static inline void trim_malloc(void)
+static inline void count_trim(void)
 {
         trims++;
 }
@@ -92,7 +92,7 @@ static inline void begin(const struct gr_driver *base, const struct gr_config *c
         sg_reset(64 * MIB);
         driver = *base;
         driver.host_free = host_free;
-        driver.trim_malloc = trim_malloc;
+        driver.malloc_trim = count_trim;
         for (unsigned i = 0; i < BLOCKS; i++)
                 hosts[i].ptr = 0;
         ends[0] = ends[1] = 0;
