@@ -16,6 +16,13 @@
 #include "context/context.h"
 #include "segment/split.h"
 
+/* The figures of pinned memory, as those of a device: name in JSON, words in the text, value. */
+#define PINNED_FIGURES(FIGURE)                                                                                         \
+        FIGURE("host_bytes", "reserved", atomic_load(&host->reserved_bytes))                                           \
+        FIGURE("host_cached_bytes", "cached", gr_budget_cached(host))                                                  \
+        FIGURE("peak_host_bytes", "peak", atomic_load(&host->peak_reserved_bytes))                                     \
+        FIGURE("host_limit_bytes", "limit", atomic_load(&host->hard_bytes))
+
 struct out {
         gr_sink *sink;
         void *arg;
@@ -89,23 +96,33 @@ static void put_device(struct out *out, struct gr_device *device)
                             gr_size_format(atomic_load(&device->kind_bytes[kind]), a, sizeof(a)));
 }
 
+static void put_pinned(struct out *out, struct gr_device *host)
+{
+        const char *between = "";
+        char size[GR_SIZE_TEXT_BYTES];
+
+        if (atomic_load(&host->peak_reserved_bytes) == 0)
+                return;
+        put(out, "  %s: ", kind_words[GR_MEMORY_HOST]);
+#define PUT_FIGURE(name, words, value)                                                                                 \
+        put(out, "%s" words " %s", between, gr_size_format(value, size, sizeof(size)));                                \
+        between = ", ";
+        PINNED_FIGURES(PUT_FIGURE)
+#undef PUT_FIGURE
+        put(out, "\n");
+}
+
 void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg)
 {
         struct out out = {sink, arg};
         struct gr_cache_counts counts;
-        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], d[GR_SIZE_TEXT_BYTES];
         uint64_t requests;
 
         count_caches(core, &counts);
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 if (device_seen(&core->devices[i]))
                         put_device(&out, &core->devices[i]);
-        if (atomic_load(&core->host->peak_reserved_bytes) > 0)
-                put(&out, "  %s: %s, of it %s cached, peak %s, limit %s\n", kind_words[GR_MEMORY_HOST],
-                    gr_size_format(atomic_load(&core->host->reserved_bytes), a, sizeof(a)),
-                    gr_size_format(gr_budget_cached(core->host), b, sizeof(b)),
-                    gr_size_format(atomic_load(&core->host->peak_reserved_bytes), c, sizeof(c)),
-                    gr_size_format(atomic_load(&core->host->hard_bytes), d, sizeof(d)));
+        put_pinned(&out, core->host);
         requests = counts.hits + count_of(core, GR_COUNTER_driver_allocs);
         put(&out,
             "  requests: %" PRIu64 ", of them %" PRIu64 " from the cache (%.1f%%); frees into the cache: %" PRIu64 "\n",
@@ -134,6 +151,7 @@ static void write_device(struct gr_json *json, struct gr_device *device)
 
 void gr_stats_json(struct gr_core *core, const char *version, gr_sink *sink, void *arg)
 {
+        struct gr_device *host = core->host;
         struct gr_cache_counts counts;
         struct gr_json json;
 
@@ -147,9 +165,9 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_sink *sink, voi
                 if (device_seen(&core->devices[i]))
                         write_device(&json, &core->devices[i]);
         gr_json_close(&json);
-        gr_json_bytes(&json, "host_bytes", atomic_load(&core->host->reserved_bytes));
-        gr_json_bytes(&json, "host_cached_bytes", gr_budget_cached(core->host));
-        gr_json_bytes(&json, "peak_host_bytes", atomic_load(&core->host->peak_reserved_bytes));
+#define WRITE_FIGURE(name, words, value) gr_json_bytes(&json, name, value);
+        PINNED_FIGURES(WRITE_FIGURE)
+#undef WRITE_FIGURE
         gr_json_count(&json, "hits", counts.hits);
         gr_json_count(&json, "frees", counts.frees);
         gr_json_count(&json, "cached_blocks", counts.blocks);

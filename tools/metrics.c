@@ -71,7 +71,8 @@ static const struct metric metrics[] = {
         {SCOPE_GROUP, "group_foreign_bytes", "used memory of the GPU that is not reserved by the group", foreign},
 #define GR_FIGURE(name, kind, where, words, help, value)                                                               \
         {SCOPE_PROCESS, "process_" #name "_bytes", help, figure_value, GR_FIGURE_##name},
-#define GR_FIGURE_NUMBER(name, help, value) {SCOPE_PROCESS, "process_" #name, help, figure_value, GR_FIGURE_##name},
+#define GR_FIGURE_NUMBER(name, kind, help, value)                                                                      \
+        {SCOPE_PROCESS, "process_" #name, help, figure_value, GR_FIGURE_##name},
 #include "account/figures.def"
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE

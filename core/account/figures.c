@@ -9,7 +9,7 @@
 
 const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT] = {
 #define GR_FIGURE(name, kind, where, words, help, value) {#name "_bytes", words, GR_FIGURE_KIND_##kind},
-#define GR_FIGURE_NUMBER(name, help, value)              {#name, NULL, GR_FIGURE_KIND_EXECUTABLES},
+#define GR_FIGURE_NUMBER(name, kind, help, value)        {#name, NULL, GR_FIGURE_KIND_##kind},
 #include "account/figures.def"
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
@@ -18,7 +18,7 @@ const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT] = {
 void gr_figures_of_device(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT])
 {
 #define GR_FIGURE(name, kind, where, words, help, value) ret[GR_FIGURE_##name] = value;
-#define GR_FIGURE_NUMBER(name, help, value)              ret[GR_FIGURE_##name] = value;
+#define GR_FIGURE_NUMBER(name, kind, help, value)        ret[GR_FIGURE_##name] = value;
 #include "account/figures.def"
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE

@@ -262,8 +262,15 @@ static void test_figures(void)
 
         GR_CHECK_EQ(gr_budget_charge(core.host, GR_MEMORY_HOST, 3 * MIB), 0);
         gr_budget_cache(core.host, MIB);
-        GR_CHECK(strstr(text_now(), "pinned host memory: 3.000 MiB, of it 1.000 MiB cached") != NULL);
+        gr_budget_set_limit(core.host, GR_LIMIT_HARD, 4 * MIB);
+        GR_CHECK(strstr(text_now(), "  pinned host memory: reserved 3.000 MiB, cached 1.000 MiB, peak 3.000 MiB, "
+                                    "limit 4.000 MiB\n") != NULL);
+        GR_CHECK_EQ(value_of("host_bytes"), 3 * MIB);
         GR_CHECK_EQ(value_of("host_cached_bytes"), MIB);
+        GR_CHECK_EQ(value_of("peak_host_bytes"), 3 * MIB);
+        GR_CHECK_EQ(value_of("host_limit_bytes"), 4 * MIB);
+        gr_budget_set_limit(core.host, GR_LIMIT_HARD, GR_UNLIMITED);
+        GR_CHECK(strstr(json_now(), ",\"host_limit_bytes\":null,") != NULL);
 
         /* A second device is a second entry; what is free of it is not known. */
         atomic_store(&core.devices[5].total_bytes, MIB);
