@@ -6,7 +6,7 @@
  * slabs, 2 MiB each and aligned to it; it takes a slab with its first block and gives it back with its last
  * (docs/measurements.md, slabs).
  *
- * Any thread may call these functions, with locks below GR_RANK_SLABS held. They do not call the driver.
+ * Any thread may call these functions. It may hold locks below GR_RANK_SLABS. They do not call the driver.
  */
 #ifndef GR_BUDGET_H
 #define GR_BUDGET_H

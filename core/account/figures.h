@@ -2,7 +2,7 @@
  * The figures of a device, by their names. account/figures.def is the only list of them.
  *
  * While other threads work each figure is right by itself, but two of them may be of different moments. No function
- * here calls the driver.
+ * here calls the driver or takes a lock.
  */
 #ifndef GR_FIGURES_H
 #define GR_FIGURES_H

@@ -1,6 +1,6 @@
 /*
  * Pressure: how full the nearest limit is. That is the process's own limit or, if it is fuller, the group's, for which
- * the memory of all members counts.
+ * the memory of all members counts. Any thread may call these functions. It may hold locks below GR_RANK_SLABS.
  */
 #ifndef GR_PRESSURE_H
 #define GR_PRESSURE_H

@@ -23,8 +23,8 @@ typedef int gr_charge_allocate(void *arg);
 /*
  * Charges bytes to device as kind, then calls allocate. If either fails for lack of memory, the ladder runs, and both
  * are tried again after each rung. The ladder is that of context if it is one of device, else that of any context of
- * device; without a context there is no ladder. For core->host, cached pinned memory is freed in place of a ladder. On
- * failure nothing is charged.
+ * device; without a context there is no ladder. For core->host, cached pinned memory is freed in place of a ladder.
+ * Both may wait for the GPU. On failure nothing is charged.
  */
 int gr_charge_accounted(struct gr_core *core, struct gr_device *device, struct gr_context *context,
                         enum gr_memory_kind kind, uint64_t bytes, gr_charge_allocate *allocate, void *arg);

@@ -450,7 +450,9 @@ void gr_ladder_make_room(struct gr_context *context, uint64_t bytes)
         static const enum gr_rung rungs[] = {GR_RUNG_PURGE, GR_RUNG_TRIM, GR_RUNG_SYNC};
         uint64_t want = bytes + MARGIN_BYTES, have, total;
 
-        for (unsigned i = 0; i < 3 && (i == 0 || gr_budget_cached(context->device) > 0); i++) {
+        for (size_t i = 0; i < sizeof(rungs) / sizeof(rungs[0]); i++) {
+                if (i > 0 && gr_budget_cached(context->device) == 0)
+                        return;
                 if (context->core->driver->mem_info(context->handle, &have, &total) || have >= want)
                         return;
                 gr_rung_run(context, rungs[i], want - have);

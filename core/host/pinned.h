@@ -16,6 +16,8 @@
  * Blocks are in the ledger with GR_BLOCK_HOST, and belong to the context in which they were allocated, as for the
  * driver. They are charged to core->host as GR_MEMORY_HOST, also while cached. At most core->host->threshold_bytes stay
  * cached, 0 for none; a block beyond that goes to the driver.
+ *
+ * Any thread may call these functions. It holds no lock of core/ except, at most, a ladder_lock.
  */
 #ifndef GR_PINNED_H
 #define GR_PINNED_H

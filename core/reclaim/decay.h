@@ -10,7 +10,7 @@
  * GPU: the longest unused first, and of those the largest.
  *
  * Only one thread at a time may call the functions below: the background thread or, where decay is off, the thread in
- * proactive reclaim.
+ * proactive reclaim. It holds no lock of core/.
  */
 #ifndef GR_DECAY_H
 #define GR_DECAY_H
