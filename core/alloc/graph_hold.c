@@ -273,7 +273,7 @@ struct gr_block *gr_graph_holds_unpark(struct gr_core *core, struct gr_context *
                 }
                 if (context)
                         continue;
-                if (hold->parked) { /* of a context that is about to end, or to begin: another try is needed */
+                if (hold->parked) { /* their context is about to end, or to begin: the next call tries again */
                         atomic_store(&core->holds_over, true);
                 } else {
                         HASH_DEL(core->holds, hold);

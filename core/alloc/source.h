@@ -23,7 +23,7 @@ typedef int gr_source_allocate(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
 struct gr_source_request {
         struct gr_context *context;
         size_t bytes;
-        gr_source_allocate *allocate; /* as in gr_pool_alloc_by: no cached block serves; or NULL */
+        gr_source_allocate *allocate; /* makes fresh memory, and then no cached block serves; NULL: none */
         void *arg;
         struct gr_arena *arena; /* the calling thread's own */
         unsigned class;         /* of bytes */

@@ -17,7 +17,7 @@
 /* How many threads have been given a shard. While below GR_SHARDS, the shards from this index on are unused. */
 extern _Atomic unsigned gr_shard_threads GR_HIDDEN;
 
-/* Gives the calling thread a shard, in turn, and returns it. For gr_shard, at the thread's first use. */
+/* Gives the calling thread the next shard in turn, and returns it. Called by gr_shard at the thread's first use. */
 unsigned gr_shard_assign(void);
 
 /* The calling thread's shard, below GR_SHARDS. */

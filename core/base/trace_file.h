@@ -32,7 +32,7 @@ enum gr_entry {
         GR_ENTRY_REFUSED,       /* an allocation of bytes that failed */
         GR_ENTRY_COUNTER,       /* the counter `detail` (base/counters.def) grew by bytes */
         GR_ENTRY_RUNG,          /* the rung `detail` of the ladder ran for `address` ns and gave bytes */
-        GR_ENTRY_RESERVED,      /* the device's reserved memory is bytes, of the pool and all kinds that are charged */
+        GR_ENTRY_RESERVED,      /* bytes: the device's reserved memory, of the pool and of all charged kinds */
         GR_ENTRY_KIND,          /* the device has bytes of memory of the kind `detail` (account/memory_kind.h) */
         GR_ENTRY_LIMIT,         /* the hard limit (detail 0) or the release threshold (1) is bytes from now on */
         GR_ENTRY_CAPTURE_BEGIN, /* address: its number in the process */

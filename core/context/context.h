@@ -72,10 +72,10 @@ struct gr_context {
         int ordinal;             /* of its device; constant */
         _Atomic uint32_t number; /* how many contexts had this structure before */
         bool alive;              /* guarded by core->contexts_lock */
-        bool joining;            /* it is being added: not all fences cover its work yet; guarded likewise */
-        /* Threads that are about to destroy it: no visit begins meanwhile. Changed with the same lock held. */
+        bool joining; /* it is being added: not all fences cover its work yet; guarded by core->contexts_lock */
+        /* Threads that are about to destroy it: no visit begins meanwhile. Changed with core->contexts_lock held. */
         _Atomic unsigned ending;
-        unsigned visitors; /* threads in gr_context_each; guarded likewise */
+        unsigned visitors; /* threads in gr_context_each; guarded by core->contexts_lock */
         struct gr_context *next;
 };
 

@@ -66,7 +66,7 @@ struct gr_fence {
         _Atomic uint64_t idle_epoch;     /* nothing uses blocks of this and earlier epochs; <= usable_epoch */
         _Atomic int broken;              /* the driver's error (negative) after which no fence can be trusted */
         _Atomic unsigned accessor_count; /* of accessors below; changed with the lock held */
-        _Atomic bool accessor_overflow;  /* there are more than fit: freed blocks go to the driver; likewise */
+        _Atomic bool accessor_overflow;  /* more than fit: freed blocks go to the driver; changed with the lock held */
         struct gr_core *core;            /* constant */
         /* the context whose fence it is, constant; NULL: this is core->process_fence */
         struct gr_context *owner;

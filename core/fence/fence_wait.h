@@ -13,7 +13,7 @@ struct gr_fence;
  */
 int gr_fence_sync(struct gr_fence *fence);
 
-/* Waits for all work of the context itself, likewise. 0, or the driver's error. */
+/* As gr_fence_sync, for the work of the context itself. 0, or the driver's error. */
 int gr_fence_wait_work(struct gr_fence *fence);
 
 /*

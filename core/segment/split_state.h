@@ -75,7 +75,8 @@ struct gr_split {
         _Atomic bool expandable_refused; /* no expandable segment, for lack of addresses or memory: expandable.c */
         _Atomic bool extra_refused;      /* only what requests lack is mapped, as memory is short: expandable_grow.c */
         _Atomic uint64_t waiting_bytes;  /* of ranges in the queue: split.c, segments.c */
-        _Atomic uint64_t ahead_epoch; /* the latest epoch of ranges that became free ahead of their fence: likewise */
+        /* The latest epoch of ranges that became free ahead of their fence: split.c, segments.c. */
+        _Atomic uint64_t ahead_epoch;
 
         struct gr_lock lock; /* guards what follows; the fields that each request uses come first */
         unsigned kept_count;
@@ -98,7 +99,7 @@ struct gr_split {
         struct gr_block *stale_graph_pages;
         uint64_t graph_used_bytes; /* of used ranges in graph segments: segments.c, split.c */
         uint64_t graph_peak_bytes; /* the most of these at a time since graphs use the segments: graph_segments.c */
-        uint64_t stuck_epoch;      /* the latest epoch of stuck extents that are left; 0: none: expandable.c */
+        uint64_t stuck_epoch;      /* the latest epoch of stuck extents that are left, 0 if none: expandable.c */
         unsigned busy;             /* threads in calls of the driver that map or unmap; each counts itself */
         struct gr_slack slack;     /* slack.c */
         /* The last mapping that failed for lack of memory: size (0: none), what was free, when: expandable_grow.c. */

@@ -45,7 +45,7 @@ _Static_assert(sizeof(struct gr_segment_handle) == sizeof(CUipcMemHandle), "one 
 struct gr_segment_reply {
         uint64_t good;            /* 0: there is no such block */
         uint64_t offset_bytes;    /* of the block in its first piece, or in the allocation */
-        uint64_t all_bytes;       /* of all pieces; 0: it is an allocation */
+        uint64_t all_bytes;       /* the sum of the pieces; 0: the memory is one allocation of the driver */
         uint64_t memory;          /* as in struct gr_segment_handle */
         CUipcMemHandle driver;    /* the driver's handle, of an allocation */
         unsigned char device[16]; /* its UUID; zeros: unknown */
