@@ -465,8 +465,9 @@ GRIDS = {
     "training": allocators("", {title: ("programs", row, "PyTorch") for title, row in TRAINING.items()} |
                            {"memory": ("programs", "training: most memory held", "PyTorch")}),
     "inside": allocators("", {title: ("programs", row, None) for title, row in INSIDE.items()} |
-                         {"ten steps, if only that differed":
-                          ("programs", "training: time if only the allocator differed, ten steps later on", "PyTorch")}),
+                         {"ten steps, if only that differed": (
+                             "programs", "training: time if only the allocator differed, ten steps later on",
+                             "PyTorch")}),
     "changing": changing,
     "graphs": graph_memory,
     "graph-times": graph_times,

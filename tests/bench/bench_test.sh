@@ -32,7 +32,8 @@ for row in cuInit 'a program without CUDA' 'pinned 64 MiB'; do
         grep -q "^| $row" "$folder/said" || fail "not in the tables: $row"
 done
 
-[ "$(rows "^first,first call,.the library's own part.*,auto,us,")" -eq 1 ] || fail "not one figure of the library's own part"
+[ "$(rows "^first,first call,.the library's own part.*,auto,us,")" -eq 1 ] ||
+        fail "not one figure of the library's own part"
 grep -q "^| first calls: the library's own part, us |.* [0-9.]* |" "$folder/said" || fail "the own part is not in short"
 
 # Another group: the figures of the first ones stay.
@@ -69,21 +70,25 @@ for program in call_loop pair_driver pair_shared; do
         [ -x "$build/tests/bench/$program" ] || continue
         arguments='--quick --group=pairs --group=loops'
         [ $program = call_loop ] && arguments=1000
-        GRSIM_TRACE=$folder/$program.calls LD_LIBRARY_PATH=$build/tools/sim LD_PRELOAD=$build/tests/bench/libempty_hook.so \
-                "$build/tests/bench/$program" $arguments >"$folder/said" 2>&1 || fail "$program under the empty hook: $(tail -n 1 "$folder/said")"
+        GRSIM_TRACE=$folder/$program.calls LD_LIBRARY_PATH=$build/tools/sim \
+                LD_PRELOAD=$build/tests/bench/libempty_hook.so \
+                "$build/tests/bench/$program" $arguments >"$folder/said" 2>&1 ||
+                fail "$program under the empty hook: $(tail -n 1 "$folder/said")"
         calls=$(grep -cE 'cuMem(Alloc|Free)' "$folder/$program.calls")
         [ "$calls" -ge 1 ] && [ "$calls" -le 50 ] || fail "$program under the empty hook: $calls calls of the driver"
 done
 
 # A recorded trace has each allocation, whichever way it went, and each free of it before the next.
 GPURECLAIM_TRACE=$folder/recorded.trace LD_LIBRARY_PATH=$build/tools/sim LD_PRELOAD=$build/shim/libgpureclaim.so \
-        "$build/tests/bench/call_loop" 300 >"$folder/said" 2>&1 || fail "pairs with a trace: $(tail -n 1 "$folder/said")"
+        "$build/tests/bench/call_loop" 300 >"$folder/said" 2>&1 ||
+                fail "pairs with a trace: $(tail -n 1 "$folder/said")"
 "$build/tools/gpureclaim" report --csv "$folder/recorded.trace" >"$folder/recorded.csv" || fail "no trace of 300 pairs"
 awk -F, 'NR > 1 && ($3 != (NR % 2 ? "free" : "allocate") || (NR % 2 && $4 != ptr)) { wrong++ }
         { ptr = $4 }
         END { exit wrong > 0 || NR != 601 }' "$folder/recorded.csv" || fail "a trace of 300 pairs"
 
-# Programs in turns: one at a time works, all on the same processors, ten steps are a sample, and one that fails is named.
+# Programs in turns: one at a time works, all on the same processors, ten steps are a sample, and one that fails is
+# named.
 cat >"$folder/turns.py" <<'PY'
 import os
 import sys
@@ -145,7 +150,8 @@ bench.cost = lambda what, column, program, groups, **settings: asked.append((pro
 bench.costs()
 del bench.cost
 floor = [entry for entry in asked if entry[1] == "empty hook" and entry[0] == "pair_driver"]
-pairs = [entry for entry in asked if entry[1] == bench.default_pool and "pairs" in entry[2] and entry[0] == "pair_driver"]
+pairs = [entry for entry in asked
+         if entry[1] == bench.default_pool and "pairs" in entry[2] and entry[0] == "pair_driver"]
 assert floor and len(floor) == len(pairs), asked
 assert all(entry[2] == ["pairs", "loops"] and "empty_hook" in entry[3]["LD_PRELOAD"] for entry in floor), floor
 for column in ("native", "cudaMallocAsync", *bench.pools):
@@ -313,7 +319,8 @@ for name in training inference fragments; do
         "$top/tests/traces/traces.py" pack "$folder/made/$name.csv" "$folder/$name.trace.xz" >/dev/null
         "$top/tests/traces/traces.py" unpack "$folder/$name.trace.xz" "$folder/$name.csv"
         for which in "made/$name" "$name"; do
-                "$build/tools/replay/policies" "$folder/$which.csv" >"$folder/$which.txt" || fail "$which does not replay"
+                "$build/tools/replay/policies" "$folder/$which.csv" >"$folder/$which.txt" ||
+                        fail "$which does not replay"
                 # All but the last column, the time that the core's own work took.
                 sed -i '1d;s/ *[0-9-]*$//' "$folder/$which.txt"
         done

@@ -1,5 +1,5 @@
-"""What a process holds on the card, asked of NVML: under the shim cuMemGetInfo answers with the program's share. And what
-the programs of this folder begin with."""
+"""What a process holds on the card, asked of NVML: under the shim cuMemGetInfo answers with the program's share. And
+what the programs of this folder begin with."""
 
 import contextlib
 import ctypes

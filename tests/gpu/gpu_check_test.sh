@@ -27,7 +27,8 @@ must "exit status 0 when all passed" [ $? -eq 0 ]
 must "two cards at work" [ "$(sed -n 's/^== .* s, card //p' "$folder/progress" | sort -n | paste -sd ' ')" = "0 1" ]
 must "the table's order" [ "$(sed -n 's/ *|.*//p' "$folder/table" | sed -n '2p;$p' | paste -sd ' ')" = \
         "look-up of the driver's functions process: free-late" ]
-must "rows and verdicts agree" [ "$(grep -c '| pass$' "$folder/table")" = "$(sed -n 's/ passed, 0 failed, 0 skipped$//p' "$folder/table")" ]
+must "rows and verdicts agree" [ "$(grep -c '| pass$' "$folder/table")" = \
+        "$(sed -n 's/ passed, 0 failed, 0 skipped$//p' "$folder/table")" ]
 run --only devices
 must "both devices where both are needed" grep -q '^safety, two devices .*| pass$' "$folder/table"
 run --only "devices,no such group"

@@ -7,8 +7,8 @@
  *                           --short: the driver refuses memory for an executable or a launch, and cached memory goes
  *                           back first
  *                           --first-look: with a release threshold, an allocation in a capture climbs the ladder
- *                           --relaxed: in captures in which the driver allows it, so that the memory is the program's own
- *                           affair; then graphs must be seen to overwrite other memory
+ *                           --relaxed: in captures in which the driver allows it, so that the memory is the program's
+ *                           own affair; then graphs must be seen to overwrite other memory
  *                           --seconds: random graphs for so long (graphs_random.c), by the seed or GR_TEST_SEED
  *                           --in-turn: no two of them run at once, as graphs that share memory must not
  */

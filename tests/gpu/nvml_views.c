@@ -7,10 +7,10 @@
  *   nvml_views true --limit=1GiB                   without that option: the card, whatever the limit
  *   GPURECLAIM_NVML=1 ... nvml_views old --limit=1GiB      of an NVML that lacks the second form of the call
  *
- * --device=N takes another of CUDA's devices, --card=N NVML's card of that number, whichever CUDA shows, --no-cuda looks
- * only before CUDA is there, where --taken=SIZE of the share is in use by the group. --context=SIZE counts against the
- * share with a context. --beside asks from a second process, without CUDA, as well. Skipped where there is no NVML. Exit
- * status 1 when a check failed.
+ * --device=N takes another of CUDA's devices, --card=N NVML's card of that number, whichever CUDA shows, --no-cuda
+ * looks only before CUDA is there, where --taken=SIZE of the share is in use by the group. --context=SIZE counts
+ * against the share with a context. --beside asks from a second process, without CUDA, as well. Skipped where there is
+ * no NVML. Exit status 1 when a check failed.
  */
 #include "gputest.h"
 

@@ -1,7 +1,7 @@
 /*
- * Two devices in one process: nine kinds of copy, from each context, of memory of both; kernels and fills with access to
- * their peer's. One context has memory before the other one begins. Every line must be the same natively and under the
- * library. Ends with status 77 where there is one device only.
+ * Two devices in one process: nine kinds of copy, from each context, of memory of both; kernels and fills with access
+ * to their peer's. One context has memory before the other one begins. Every line must be the same natively and under
+ * the library. Ends with status 77 where there is one device only.
  */
 #include "gputest.h"
 

@@ -1,8 +1,8 @@
 /*
  * A stand-in for NVIDIA's management library over the simulated device of the same process. GRNVML says what it hides:
  * "hidden" lists no process, as in another pid namespace; "stranger" lists a small one of another with our number;
- * "more" lists us with what a module takes besides; "nameless" tells no card's UUID; "short" tells too short a one; "far"
- * numbers the cards from 64 on; "slow" takes 20 ms to list processes, and "hidden,slow" to list none. Built as
+ * "more" lists us with what a module takes besides; "nameless" tells no card's UUID; "short" tells too short a one;
+ * "far" numbers the cards from 64 on; "slow" takes 20 ms to list processes, and "hidden,slow" to list none. Built as
  * GRNVML_OLD it is as it was before the second form of the figures of memory, and before indices.
  */
 #include <dlfcn.h>

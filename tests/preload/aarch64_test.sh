@@ -12,8 +12,10 @@ done
 for protection in none standard; do
         # As every other object is marked, or the library would not be.
         aarch64-linux-gnu-gcc -mbranch-protection=$protection -c -o "$2/dlsym-aarch64.o" "$1/shim/lookup/dlsym.S"
-        aarch64-linux-gnu-readelf -n "$2/dlsym-aarch64.o" | grep -q BTI || { echo "FAILED: dlsym.S is not marked"; exit 1; }
-        aarch64-linux-gnu-gcc -std=gnu11 -O2 -Wall -Wextra -Werror -D_GNU_SOURCE -static -mbranch-protection=$protection \
-                -o "$2/dlsym_tailcall-aarch64" -I "$1/tests/support" "$1/tests/preload/dlsym_tailcall.c" "$1/shim/lookup/dlsym.S"
+        aarch64-linux-gnu-readelf -n "$2/dlsym-aarch64.o" | grep -q BTI ||
+                { echo "FAILED: dlsym.S is not marked"; exit 1; }
+        aarch64-linux-gnu-gcc -std=gnu11 -O2 -Wall -Wextra -Werror -D_GNU_SOURCE -static \
+                -mbranch-protection=$protection -o "$2/dlsym_tailcall-aarch64" -I "$1/tests/support" \
+                "$1/tests/preload/dlsym_tailcall.c" "$1/shim/lookup/dlsym.S"
         qemu-aarch64 "$2/dlsym_tailcall-aarch64"
 done

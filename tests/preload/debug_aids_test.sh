@@ -111,5 +111,6 @@ run managed GRSIM_MEMORY=256MiB ${keep/16/256} GPURECLAIM_LOG=silent
         quiet "$mode without the aids"
 done
 run clean GPURECLAIM_QUARANTINE=64
-grep -q 'GPURECLAIM_QUARANTINE=64: out of range (expected size from 1MiB' err || fail "a quarantine of 64 bytes: not said"
+grep -q 'GPURECLAIM_QUARANTINE=64: out of range (expected size from 1MiB' err ||
+        fail "a quarantine of 64 bytes: not said"
 exit $failed

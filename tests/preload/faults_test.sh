@@ -25,11 +25,12 @@ under() {
         local want=$1 title=$2 status
         shift 2
         rm -f "$folder/stats"
-        timeout 60 env LD_LIBRARY_PATH="$GR_TEST_SIM" "LD_PRELOAD=$GR_TEST_SHIM" "GPURECLAIM_STATS_FILE=$folder/stats" "$@" \
-                >"$folder/out" 2>"$folder/err"
+        timeout 60 env LD_LIBRARY_PATH="$GR_TEST_SIM" "LD_PRELOAD=$GR_TEST_SHIM" \
+                "GPURECLAIM_STATS_FILE=$folder/stats" "$@" >"$folder/out" 2>"$folder/err"
         status=$?
         [ $status -eq "$want" ] || fail "$title: exit status $status, expected $want"
-        printf '%s: exit status %d%s\n' "$title" $status "$(sed -n 's/^\([0-9]* rows\): \([0-9]* ok\), \([0-9]* corrupted\).*/, \1, \3/p' "$folder/out")"
+        printf '%s: exit status %d%s\n' "$title" $status \
+                "$(sed -n 's/^\([0-9]* rows\): \([0-9]* ok\), \([0-9]* corrupted\).*/, \1, \3/p' "$folder/out")"
 }
 
 # stat NAME: a figure of the last run
@@ -45,7 +46,8 @@ print(stats)' "$folder/stats" "$1"
 old() {
         mkdir -p "$folder/old-$1"
         [ -e "$folder/old-$1/libcuda.so.1" ] ||
-                python3 "$old_driver" "$GR_TEST_SIM/libcuda.so.1" "$folder/old-$1/libcuda.so.1" "$@" || fail "no older driver without $*"
+                python3 "$old_driver" "$GR_TEST_SIM/libcuda.so.1" "$folder/old-$1/libcuda.so.1" "$@" ||
+                        fail "no older driver without $*"
         echo "LD_LIBRARY_PATH=$folder/old-$1"
 }
 
@@ -60,14 +62,17 @@ warned() {
 }
 
 fences() {
-        # Drivers before CUDA 12.5 have no fences for a whole context; memory must be safe all the same, and still be reused.
+        # Drivers before CUDA 12.5 have no fences for a whole context; memory must be safe all the same, and still be
+        # reused.
         fences=$(old cuCtxRecordEvent cuCtxWaitEvent)
         missing=GRSIM_MISSING=cuCtxRecordEvent,cuCtxWaitEvent
-        under 0 "no fences in the driver" "$fences" $missing GPURECLAIM_REUSE=barrier "$safety" "${small[@]}" --expect-reuse
+        under 0 "no fences in the driver" "$fences" $missing GPURECLAIM_REUSE=barrier \
+                "$safety" "${small[@]}" --expect-reuse
         quiet "no fences in the driver"
         [ "$(stat syncs)" -gt 0 ] || fail "no fences in the driver: and nobody waited for the device"
         for reuse in auto poll sync; do
-                under 0 "no fences in the driver, $reuse" "$fences" $missing GPURECLAIM_REUSE=$reuse "$safety" "${small[@]}"
+                under 0 "no fences in the driver, $reuse" "$fences" $missing GPURECLAIM_REUSE=$reuse \
+                        "$safety" "${small[@]}"
         done
         under 0 "no fences in the driver, pinned" "$fences" $missing "$pinned" --expect-reuse
         under 0 "no fences in the driver, soak" "$fences" $missing "$safety" --seconds=2 --threads=4 --streams=4
@@ -75,7 +80,8 @@ fences() {
         # Fences that are there but fail, once, always, or from some call on.
         for symbol in cuCtxRecordEvent cuCtxWaitEvent; do
                 for fault in '1=999' '*=700' '*=2' '*=900' '5+=1'; do
-                        under 0 "$symbol:$fault" "GRSIM_FAULT=$symbol:$fault" GPURECLAIM_REUSE=barrier "$safety" "${small[@]}" --only=HtoD
+                        under 0 "$symbol:$fault" "GRSIM_FAULT=$symbol:$fault" GPURECLAIM_REUSE=barrier \
+                                "$safety" "${small[@]}" --only=HtoD
                         grep -q ' 0 rows\|^0 rows' "$folder/out" && fail "$symbol:$fault: nothing was tried"
                         if [ $fault = 5+=1 ]; then warned "$symbol:$fault"; else quiet "$symbol:$fault"; fi
                 done
@@ -88,11 +94,14 @@ fences() {
 }
 
 calls() {
-        # What the library calls for itself, with the cache kept, given back by the helper thread, and given back by the ladder.
-        for fault in cuEventQuery:\*=999 cuEventCreate:\*=2 cuStreamCreate:\*=2 cuMemFreeAsync:\*=1 cuCtxSynchronize:\*=700 \
-                cuMemGetInfo_v2:\*=999 cuPointerGetAttribute:\*=1 cuDevicePrimaryCtxGetState:\*=999 cuCtxGetDevice:\*=201 \
-                cuThreadExchangeStreamCaptureMode:\*=1 cuDeviceTotalMem_v2:\*=999; do
-                for settings in GPURECLAIM_RELEASE_THRESHOLD=none GPURECLAIM_RELEASE_THRESHOLD=0 GPURECLAIM_HARD_LIMIT=8MiB; do
+        # What the library calls for itself, with the cache kept, given back by the background thread, and given back by
+        # the ladder.
+        for fault in cuEventQuery:\*=999 cuEventCreate:\*=2 cuStreamCreate:\*=2 cuMemFreeAsync:\*=1 \
+                cuCtxSynchronize:\*=700 cuMemGetInfo_v2:\*=999 cuPointerGetAttribute:\*=1 \
+                cuDevicePrimaryCtxGetState:\*=999 cuCtxGetDevice:\*=201 cuThreadExchangeStreamCaptureMode:\*=1 \
+                cuDeviceTotalMem_v2:\*=999; do
+                for settings in GPURECLAIM_RELEASE_THRESHOLD=none GPURECLAIM_RELEASE_THRESHOLD=0 \
+                        GPURECLAIM_HARD_LIMIT=8MiB; do
                         under 0 "$fault, $settings" "GRSIM_FAULT=$fault" $settings "$process" plain
                         quiet "$fault, $settings"
                         # What the driver does not tell is not told.
@@ -109,34 +118,38 @@ missing() {
 
         # Nor does it need to be told of captures.
         for settings in GPURECLAIM_RELEASE_THRESHOLD=none GPURECLAIM_RELEASE_THRESHOLD=0 GPURECLAIM_HARD_LIMIT=8MiB; do
-                under 0 "no modes of captures, $settings" "$(old cuThreadExchangeStreamCaptureMode)" $settings "$process" plain
+                under 0 "no modes of captures, $settings" "$(old cuThreadExchangeStreamCaptureMode)" $settings \
+                        "$process" plain
                 quiet "no modes of captures, $settings"
         done
 
         # Without one of the functions for pinned memory none takes the place of device memory.
         for symbol in cuMemHostAlloc cuMemHostGetDevicePointer_v2 cuMemFreeHost; do
-                under 99 "no $symbol" "$(old $symbol)" GPURECLAIM_HARD_LIMIT=4MiB GPURECLAIM_SPILL=64MiB GPURECLAIM_LOG=silent \
-                        "$process" plain
+                under 99 "no $symbol" "$(old $symbol)" GPURECLAIM_HARD_LIMIT=4MiB GPURECLAIM_SPILL=64MiB \
+                        GPURECLAIM_LOG=silent "$process" plain
                 grep -q ': cuMemAlloc(.*) returned 2$' "$folder/err" || fail "no $symbol: memory of another kind"
         done
 
-        # The card's UUID names a group's region: it is found by either function, and without both the process works alone.
+        # The device's UUID names a group's region: it is found by either function, and without both the process works
+        # alone.
         under 0 "no cuDeviceGetUuid_v2" "$(old cuDeviceGetUuid_v2)" GPURECLAIM_GROUP_LIMIT=1GiB "$process" plain
         quiet "no cuDeviceGetUuid_v2"
         [ "$(stat devices.0.group_limit_bytes)" = 1073741824 ] || fail "no cuDeviceGetUuid_v2: not the group's limit"
         under 0 "no UUID" "$(old cuDeviceGetUuid cuDeviceGetUuid_v2)" GPURECLAIM_GROUP_LIMIT=1GiB "$process" plain
-        [ "$(wc -l <"$folder/err")" -eq 1 ] && grep -q "the driver does not tell the card's UUID" "$folder/err" ||
+        [ "$(wc -l <"$folder/err")" -eq 1 ] && grep -q "the driver does not tell the device's UUID" "$folder/err" ||
                 fail "no UUID: expected one warning"
 
         # With all functions that map memory, all of it is mapped; without one of them, the driver allocates.
         under 0 "all functions" GPURECLAIM_POOL=split GRSIM_TRACE="$folder/trace" "$process" plain
-        grep -q '^cuMemMap$' "$folder/trace" && ! grep '^cuMemAlloc_v2$' "$folder/trace" || fail "all functions: no mapped memory"
+        grep -q '^cuMemMap$' "$folder/trace" && ! grep '^cuMemAlloc_v2$' "$folder/trace" ||
+                fail "all functions: no mapped memory"
         rm -f "$folder/trace"
         for symbol in cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess cuMemAddressReserve cuMemAddressFree \
                 cuMemGetAllocationGranularity cuMemExportToShareableHandle cuMemImportFromShareableHandle; do
                 under 0 "no $symbol" "$(old $symbol)" GPURECLAIM_POOL=split GRSIM_TRACE="$folder/trace" "$process" plain
                 grep -q '^cuMemAlloc_v2$' "$folder/trace" || fail "no $symbol: no memory of another kind"
-                ! grep -E '^cuMem(Create|AddressReserve)$' "$folder/trace" || fail "no $symbol: memory to be mapped all the same"
+                ! grep -E '^cuMem(Create|AddressReserve)$' "$folder/trace" ||
+                        fail "no $symbol: memory to be mapped all the same"
                 rm -f "$folder/trace"
         done
 
@@ -172,9 +185,11 @@ needed() {
         for symbol in cuEventCreate cuCtxGetCurrent cuStreamSynchronize cuCtxPushCurrent_v2; do
                 # Whoever links the function does not even start without it.
                 under 0 "no $symbol" "$(old $symbol)" GRSIM_TRACE="$folder/trace" "$process" plain
-                [ "$(grep -c "the driver lacks $symbol" "$folder/err")" -eq 1 ] && [ "$(wc -l <"$folder/err")" -eq 1 ] ||
+                [ "$(grep -c "the driver lacks $symbol" "$folder/err")" -eq 1 ] &&
+                        [ "$(wc -l <"$folder/err")" -eq 1 ] ||
                         fail "no $symbol: expected one warning"
-                [ "$(grep -c '^cuMemFree_v2$' "$folder/trace")" -eq 40 ] || fail "no $symbol: frees did not go to the driver"
+                [ "$(grep -c '^cuMemFree_v2$' "$folder/trace")" -eq 40 ] ||
+                        fail "no $symbol: frees did not go to the driver"
                 [ ! -e "$folder/stats" ] || fail "no $symbol: statistics of nothing"
                 under 0 "no $symbol, silent" "$(old $symbol)" GPURECLAIM_LOG=silent "$process" plain
                 quiet "no $symbol, silent"
@@ -188,11 +203,13 @@ needed() {
         under 0 "no cuCtxGetCurrent, all calls" "$(old cuCtxGetCurrent)" GPURECLAIM_LOG=silent "$transparency"
         diff "$folder/native" "$folder/out" || fail "no cuCtxGetCurrent, all calls: another answer"
         # Also to what stands behind that function in the list.
-        under 0 "no cuCtxPushCurrent_v2, streams" "$(old cuCtxPushCurrent_v2)" GPURECLAIM_LOG=silent "$safety" "${small[@]}"
+        under 0 "no cuCtxPushCurrent_v2, streams" "$(old cuCtxPushCurrent_v2)" GPURECLAIM_LOG=silent \
+                "$safety" "${small[@]}"
 
         # No device, and no driver.
         under 99 "no device" GRSIM_DEVICES=0 "$process" plain
-        [[ $(cat "$folder/err") =~ ^[^[:space:]]*/process\.c:[0-9]+:\ cuInit\(.*\)\ returned\ 100$ ]] || fail "no device: said something else"
+        [[ $(cat "$folder/err") =~ ^[^[:space:]]*/process\.c:[0-9]+:\ cuInit\(.*\)\ returned\ 100$ ]] ||
+                fail "no device: said something else"
 }
 
 "$part"

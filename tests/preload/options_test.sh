@@ -47,7 +47,8 @@ quiet() {
 }
 
 long=$(printf '%05000d' 7)
-for value in abc -1GiB -1 99999999999999GiB 99999999999999999999999 0 '120%' 4XB '0=1GiB,0=x' '0=,' '=' ',' '1 2' 1.5.2GiB 0x10 '50%%' 999=1GiB; do
+for value in abc -1GiB -1 99999999999999GiB 99999999999999999999999 0 '120%' 4XB '0=1GiB,0=x' '0=,' '=' \
+        ',' '1 2' 1.5.2GiB 0x10 '50%%' 999=1GiB; do
         for name in HARD_LIMIT SOFT_LIMIT RELEASE_THRESHOLD; do
                 # Nothing is a limit for what may be kept, but not for what may be used.
                 [ "$name=$value" = SOFT_LIMIT=0 ] || [ "$name=$value" = RELEASE_THRESHOLD=0 ] ||
@@ -99,18 +100,25 @@ for setting in "REGION_DIR=$folder/region" REGION_DIR=/proc/none NEIGHBOUR=0; do
         timeout 20 env GPURECLAIM_GROUP_LIMIT=4MiB "GPURECLAIM_$setting" "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain \
                 >"$folder/out" 2>"$folder/err"
         status=$?
-        [ $status -eq 99 ] && grep -q ': cuMemAlloc(.*) returned 2$' "$folder/err" || fail "over the group's limit: exit status $status"
+        [ $status -eq 99 ] && grep -q ': cuMemAlloc(.*) returned 2$' "$folder/err" ||
+                fail "over the group's limit: exit status $status"
         grep -q 'the group limit is 4.000 MiB' "$folder/err" || fail "over the group's limit: no report"
         [ "$setting" != REGION_DIR=/proc/none ] || grep -q 'cannot be seen (No such file or directory)' "$folder/err" ||
                 fail "over the group's limit: not told why it is alone"
         case $setting in
-        NEIGHBOUR=0) ! grep -q 'tried for .* neighbour' "$folder/err" || fail "over the group's limit: $setting, and asked" ;;
-        *) grep -q 'tried for .* neighbour; nothing came back' "$folder/err" || fail "over the group's limit: nobody gives anything" ;;
+        NEIGHBOUR=0)
+                ! grep -q 'tried for .* neighbour' "$folder/err" || fail "over the group's limit: $setting, and asked"
+                ;;
+        *)
+                grep -q 'tried for .* neighbour; nothing came back' "$folder/err" ||
+                        fail "over the group's limit: nobody gives anything"
+                ;;
         esac
 done
 timeout 20 env GPURECLAIM_LOG=silent GPURECLAIM_HARD_LIMIT=4MiB "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain \
         >"$folder/out" 2>"$folder/err"
-[[ $(cat "$folder/err") =~ ^[^[:space:]]*/process\.c:[0-9]+:\ cuMemAlloc\(.*\)\ returned\ 2$ ]] || fail "over the limit: not silent"
+[[ $(cat "$folder/err") =~ ^[^[:space:]]*/process\.c:[0-9]+:\ cuMemAlloc\(.*\)\ returned\ 2$ ]] ||
+        fail "over the limit: not silent"
 
 # Without a stderr, and with one that nobody reads, the program goes on as well.
 for redirect in '2>&-' '2>/dev/full' '2> >(exec true)'; do

@@ -4,7 +4,8 @@
 #
 #   process_test.sh PROGRAM MODE SUMMARIES [NAME=VALUE...]     the settings apply to the run under the library
 #
-# GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device; without it a real one is needed (else 77).
+# GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device; without it a real one is needed (else
+# 77).
 set -u
 
 program=$1 mode=$2 summaries=$3 hits=0
@@ -50,7 +51,8 @@ files=("$folder"/stats.*)
 [ ${#files[@]} -eq "$summaries" ] || fail "${#files[@]} statistics files, expected $summaries"
 for file in "${files[@]}"; do
         [[ ${file##*.} =~ ^[0-9]+$ ]] || fail "%p became ${file##*.}"
-        grep -q "process ${file##*.}\$" "$folder/shim.err" || fail "$file and the summary on stderr are not of one process"
+        grep -q "process ${file##*.}\$" "$folder/shim.err" ||
+                fail "$file and the summary on stderr are not of one process"
         python3 - "$file" "$hits" "$mode" <<'PY' || fail "the statistics are not as they should be: $(cat "$file")"
 import json, sys
 

@@ -23,11 +23,13 @@ same() {
         timeout 20 "$@" >"$folder/native" 2>"$folder/native.err" </dev/null
         native=$?
         timeout 20 env GPURECLAIM_STATS=1 GPURECLAIM_LOG=debug GPURECLAIM_HARD_LIMIT=nonsense \
-                "GPURECLAIM_STATS_FILE=$folder/stats" "LD_PRELOAD=$GR_TEST_SHIM" "$@" >"$folder/shim" 2>"$folder/shim.err" </dev/null
+                "GPURECLAIM_STATS_FILE=$folder/stats" "LD_PRELOAD=$GR_TEST_SHIM" "$@" \
+                >"$folder/shim" 2>"$folder/shim.err" </dev/null
         shim=$?
         [ $native -eq $shim ] || fail "$title: exit status $shim, natively $native"
         cmp -s "$folder/native" "$folder/shim" || fail "$title: $(diff "$folder/native" "$folder/shim" | head -n 5)"
-        cmp -s "$folder/native.err" "$folder/shim.err" || fail "$title, stderr: $(diff "$folder/native.err" "$folder/shim.err" | head -n 5)"
+        cmp -s "$folder/native.err" "$folder/shim.err" ||
+                fail "$title, stderr: $(diff "$folder/native.err" "$folder/shim.err" | head -n 5)"
         [ ! -e "$folder/stats" ] || fail "$title: wrote statistics"
 }
 
@@ -67,12 +69,16 @@ if command -v strace >/dev/null && strace -o "$folder/trace" true 2>/dev/null; t
         strace -f -E "LD_PRELOAD=$GR_TEST_SHIM" -o "$folder/shim.trace" /bin/true
         for run in native shim; do
                 # From the end of loading on; addresses differ from run to run.
-                sed -n '/munmap/,$p' "$folder/$run.trace" | sed 's/^[0-9]* *//; s/0x[0-9a-f]*/ADDRESS/g; s/, [0-9]*) = 0$/) = 0/' >"$folder/$run.calls"
+                sed -n '/munmap/,$p' "$folder/$run.trace" |
+                        sed 's/^[0-9]* *//; s/0x[0-9a-f]*/ADDRESS/g; s/, [0-9]*) = 0$/) = 0/' >"$folder/$run.calls"
                 grep -c . "$folder/$run.calls" >/dev/null || fail "strace shows nothing of the $run run"
-                grep -qE '^[0-9]+ +v?(fork|clone3?)\(' "$folder/$run.trace" && fail "a thread or process in the $run run"
+                grep -qE '^[0-9]+ +v?(fork|clone3?)\(' "$folder/$run.trace" &&
+                        fail "a thread or process in the $run run"
         done
-        diff "$folder/native.calls" "$folder/shim.calls" >"$folder/calls.diff" || { cat "$folder/calls.diff"; fail "system calls after loading differ"; }
-        printf 'system calls of true: %s natively, %s under the library\n' "$(wc -l <"$folder/native.trace")" "$(wc -l <"$folder/shim.trace")"
+        diff "$folder/native.calls" "$folder/shim.calls" >"$folder/calls.diff" ||
+                { cat "$folder/calls.diff"; fail "system calls after loading differ"; }
+        printf 'system calls of true: %s natively, %s under the library\n' \
+                "$(wc -l <"$folder/native.trace")" "$(wc -l <"$folder/shim.trace")"
 else
         echo "no strace: system calls not compared"
 fi
@@ -95,7 +101,8 @@ assert max(array.values()) <= 8
 PY
 # For the reader only: what loading costs.
 for run in 1 2 3; do
-        LD_DEBUG=statistics LD_PRELOAD=$GR_TEST_SHIM /bin/true 2>&1 | sed -n 's/.*total startup time/startup under the library/p; '
+        LD_DEBUG=statistics LD_PRELOAD=$GR_TEST_SHIM /bin/true 2>&1 |
+                sed -n 's/.*total startup time/startup under the library/p; '
 done
 LD_DEBUG=statistics /bin/true 2>&1 | sed -n 's/.*total startup time/startup natively/p'
 exit $failed

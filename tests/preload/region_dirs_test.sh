@@ -11,7 +11,8 @@ unshare -rm true 2>/dev/null || { echo "skipped: unshare -rm is not allowed here
 within() {
         local place=$folder/place
         mkdir -p "$place"
-        place=$place program=$1 shim=$GR_TEST_SHIM LD_LIBRARY_PATH=${GR_TEST_SIM:-${LD_LIBRARY_PATH:-}} unshare -rm bash -c "$2
+        place=$place program=$1 shim=$GR_TEST_SHIM LD_LIBRARY_PATH=${GR_TEST_SIM:-${LD_LIBRARY_PATH:-}} \
+                unshare -rm bash -c "$2
                 LD_PRELOAD=\$shim GPURECLAIM_REGION_DIR=\$place/region \$program alone"
 }
 failed=0
@@ -25,8 +26,10 @@ within "$1" 'mount -t tmpfs tmpfs "$place" && mkdir -m 0700 "$place/region" && :
         for i in default; do ln -s ../elsewhere "$place/region/$i"; done' || { echo "FAILED: links"; failed=1; }
 within "$1" 'mount -t tmpfs tmpfs "$place" && : >"$place/region"' || { echo "FAILED: a file for a folder"; failed=1; }
 # Mapped memory of the simulated device lies in a file.
-within "$1" 'export GPURECLAIM_POOL=bins; ulimit -f 100; mount -t tmpfs tmpfs "$place"' || { echo "FAILED: a limit on file sizes"; failed=1; }
-within "$1" 'mount -t tmpfs tmpfs "$place" && chmod 0500 "$place"' || { echo "FAILED: a folder without rights"; failed=1; }
+within "$1" 'export GPURECLAIM_POOL=bins; ulimit -f 100; mount -t tmpfs tmpfs "$place"' ||
+        { echo "FAILED: a limit on file sizes"; failed=1; }
+within "$1" 'mount -t tmpfs tmpfs "$place" && chmod 0500 "$place"' ||
+        { echo "FAILED: a folder without rights"; failed=1; }
 
 # shared SCRIPT: with a /dev/shm of its own, in which SCRIPT has put something, two processes must have one limit. That
 # the folder is not ours alone stands for another user's.
@@ -34,7 +37,8 @@ shared() {
         program=$1 shim=$GR_TEST_SHIM LD_LIBRARY_PATH=${GR_TEST_SIM:-${LD_LIBRARY_PATH:-}} unshare -rm bash -c "
                 mount -t tmpfs -o mode=1777 tmpfs /dev/shm && (cd /dev/shm && $2) &&
                 for i in 1 2; do
-                        LD_PRELOAD=\$shim GPURECLAIM_GROUP_LIMIT=512MiB GPURECLAIM_LOG=error \$program default-dir || exit 1
+                        LD_PRELOAD=\$shim GPURECLAIM_GROUP_LIMIT=512MiB GPURECLAIM_LOG=error \$program default-dir ||
+                                exit 1
                 done
                 [ \"\$(find /dev/shm -mindepth 1 -type d -perm 700 | wc -l)\" -eq 1 ] || { find /dev/shm; exit 1; }"
 }

@@ -67,7 +67,8 @@ cd "$folder/begin" || exit 2
 run plain GPURECLAIM_TRACE=t GPURECLAIM_STATS_FILE=s 2>"$folder/err"
 cd - >/dev/null || exit 2
 worked "files of one letter"
-[ "$(count allocate "$folder/begin/t")" -eq 40 ] && [ -s "$folder/begin/s" ] || fail "files of one letter: not both are there"
+[ "$(count allocate "$folder/begin/t")" -eq 40 ] && [ -s "$folder/begin/s" ] ||
+        fail "files of one letter: not both are there"
 
 # The same where the whole path is a byte longer than paths can be: then it is as it was named.
 (
@@ -77,7 +78,8 @@ worked "files of one letter"
                 mkdir "$part" && cd "$part" || exit 2
                 [ ${#PWD} -lt 4089 ] || break
         done
-        timeout 20 env GPURECLAIM_REGION_DIR=region "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain >"$folder/out" 2>"$folder/err"
+        timeout 20 env GPURECLAIM_REGION_DIR=region "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain \
+                >"$folder/out" 2>"$folder/err"
         status=$?
         [ ${#PWD} -eq 4089 ] && [ $status -eq 0 ] && [ "$(cat "$folder/out")" = worked ] && [ -d region ]
 ) || fail "a program far down"
@@ -85,7 +87,8 @@ worked "files of one letter"
 # A program without standard input: the first file that is opened gets its number.
 run plain GPURECLAIM_GROUP_LIMIT=1GiB "GPURECLAIM_STATS_FILE=$folder/stats" 2>"$folder/err" <&-
 worked "no standard input"
-[ ! -s "$folder/err" ] && grep -q '"group_limit_bytes":1073741824' "$folder/stats" || fail "no standard input: $(cat "$folder/stats")"
+[ ! -s "$folder/err" ] && grep -q '"group_limit_bytes":1073741824' "$folder/stats" ||
+        fail "no standard input: $(cat "$folder/stats")"
 
 # The summary tells how each card is in the end.
 run two-cards GRSIM_DEVICES=2 "GPURECLAIM_STATS_FILE=$folder/stats" 2>"$folder/err"
@@ -123,7 +126,8 @@ GPURECLAIM_PINNED_CACHE=0 0 0
 GPURECLAIM_POOL=none 0 0
 END
 run plain GPURECLAIM_PINNED_LIMIT=2MiB GPURECLAIM_LOG=silent 2>"$folder/err"
-[ $status -eq 99 ] && grep -q 'cuMemHostAlloc(.*) returned 2$' "$folder/err" || fail "more pinned memory than the limit: exit status $status"
+[ $status -eq 99 ] && grep -q 'cuMemHostAlloc(.*) returned 2$' "$folder/err" ||
+        fail "more pinned memory than the limit: exit status $status"
 
 # A FIFO that nobody has open.
 for option in TRACE STATS_FILE; do
@@ -132,7 +136,8 @@ for option in TRACE STATS_FILE; do
         grep -qE "GPURECLAIM_$option: cannot write $folder/fifo: (it is no regular file|no process reads)" \
                 "$folder/err" || fail "$option: no warning"
         # Mapped memory of the simulated device lies in a file, too.
-        (ulimit -f 1 && run plain GPURECLAIM_POOL=bins "GPURECLAIM_$option=$folder/file" 2> >(cat >"$folder/err") && exit $status)
+        (ulimit -f 1 && run plain GPURECLAIM_POOL=bins "GPURECLAIM_$option=$folder/file" 2> >(cat >"$folder/err") &&
+                exit $status)
         status=$?
         worked "$option beyond the largest file"
 done
@@ -157,9 +162,11 @@ files=("$folder"/*.trace)
 for file in "${files[@]}"; do
         env -u LD_LIBRARY_PATH "$command" report --csv "$file" >"$folder/csv" || fail "two children: no trace"
         [ "$(count allocate "$file")" -eq 40 ] || fail "two children: $(count allocate "$file") allocations"
-        [ "$(grep -cavE '^(Thread,Time,Action,Pointer,Size,Stream|[0-9]+,[0-9]+,(allocate|free),0x[0-9a-f]+,[0-9]+,0x0)$' "$folder/csv")" -eq 0 ] ||
+        ! grep -qavE '^(Thread,Time,Action,Pointer,Size,Stream|[0-9]+,[0-9]+,(allocate|free),0x[0-9a-f]+,[0-9]+,0x0)$' \
+                "$folder/csv" ||
                 fail "two children: lines of another form in $file"
-        grep -q "^$(basename "$file" .trace),.*,free," "$folder/csv" || fail "two children: none of its own process in $file"
+        grep -q "^$(basename "$file" .trace),.*,free," "$folder/csv" ||
+                fail "two children: none of its own process in $file"
 done
 
 # Memory whose rows have a pitch is in it as a whole.
@@ -175,16 +182,19 @@ run freed-twice "GPURECLAIM_TRACE=$folder/trace" 2>"$folder/err"
 
 # Where a trace is written, threads that are told to end find the library's calls no worse than the driver's.
 run cancel "GPURECLAIM_TRACE=$folder/trace" 2>"$folder/err"
-[ $status -eq 0 ] && grep -qx 'ended inside a call: 0' "$folder/out" || fail "a thread with a trace: status $status, $(cat "$folder/out")"
+[ $status -eq 0 ] && grep -qx 'ended inside a call: 0' "$folder/out" ||
+        fail "a thread with a trace: status $status, $(cat "$folder/out")"
 [ "$(count free "$folder/trace")" -eq 4040 ] || fail "a thread with a trace: $(count free "$folder/trace") frees"
 
 # So they do where they are the first to use CUDA and open the trace, which is complete at the end.
 run cancel-first "GPURECLAIM_TRACE=$folder/trace" 2>"$folder/err"
-[ $status -eq 0 ] && grep -qx 'ended inside a call: 0' "$folder/out" || fail "a first thread with a trace: status $status, $(cat "$folder/out")"
+[ $status -eq 0 ] && grep -qx 'ended inside a call: 0' "$folder/out" ||
+        fail "a first thread with a trace: status $status, $(cat "$folder/out")"
 [ "$(count free "$folder/trace")" -eq 80 ] || fail "a first thread with a trace: $(count free "$folder/trace") frees"
 
 # A thread that could not be made once is made later.
-run no-thread GPURECLAIM_DECAY=0 GPURECLAIM_RELEASE_THRESHOLD=16MiB "GPURECLAIM_STATS_FILE=$folder/stats" 2>"$folder/err"
+run no-thread GPURECLAIM_DECAY=0 GPURECLAIM_RELEASE_THRESHOLD=16MiB \
+        "GPURECLAIM_STATS_FILE=$folder/stats" 2>"$folder/err"
 worked "no thread for a moment"
 python3 - "$folder/stats" <<'PY' || fail "no thread for a moment: the threshold is not kept"
 import json, sys
@@ -201,7 +211,8 @@ else
         cp "$secure" "$folder/secure" && chmod 4755 "$folder/secure"
         mkdir -m 777 "$folder/open"
         for id in 65534 0; do
-                setpriv --reuid=$id --regid=$id --clear-groups env GPURECLAIM_TRACE="$folder/open/$id" GPURECLAIM_NONE=1 \
+                setpriv --reuid=$id --regid=$id --clear-groups \
+                        env GPURECLAIM_TRACE="$folder/open/$id" GPURECLAIM_NONE=1 \
                         "$folder/secure" plain >"$folder/out" 2>"$folder/err"
                 status=$?
                 worked "set-uid, as user $id"

@@ -71,7 +71,8 @@ is "$out" "$all_help"
 want 0 "$tool" --version
 has "$out" "gpureclaim [0-9]*.[0-9]"
 read -ra commands < <(sed -n 's/^  \([a-z]*\)  .*/\1/p' <<<"$all_help" | tr '\n' ' ')
-[[ " ${commands[*]} " == *" run record status "*" limit threshold reclaim wait report leaks options doctor help " ]] || is "${commands[*]}" all
+[[ " ${commands[*]} " == *" run record status "*" limit threshold reclaim wait report leaks options doctor help " ]] ||
+        is "${commands[*]}" all
 for command in "${commands[@]}"; do
         want 0 "$tool" help "$command"
         has "$out" "Usage: gpureclaim $command"
@@ -166,7 +167,8 @@ mistake 2 "record: --output needs a value" "$tool" record -o
 mistake 127 "record: no-such-program-anywhere: " "$tool" record no-such-program-anywhere
 mistake 126 "record: /etc/passwd: Permission denied" "$tool" record /etc/passwd
 [ -e "$4/libgpureclaim.so" ] ||
-        mistake 125 "record: libgpureclaim.so is neither beside this program nor in $4" "$tree/a/lone/gpureclaim" record true
+        mistake 125 "record: libgpureclaim.so is neither beside this program nor in $4" \
+                "$tree/a/lone/gpureclaim" record true
 mistake 2 "unknown command rnu  [31m;" "$tool" $'rnu\n\e[31m'
 [ -e "$4/libgpureclaim.so" ] ||
         mistake 125 "libgpureclaim.so is neither beside this program nor in $4" "$tree/a/lone/gpureclaim" run -- true

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The installation: made and removed by the commands of README.md, whole, and of use wherever it is moved to. A folder of
-# the test (DESTDIR) stands for the root of the system. Usage: install_test.sh BUILD_FOLDER SOURCE_FOLDER PREFIX CC
+# The installation: made and removed by the commands of README.md, whole, and of use wherever it is moved to. A folder
+# of the test (DESTDIR) stands for the root of the system. Usage: install_test.sh BUILD_FOLDER SOURCE_FOLDER PREFIX CC
 set -u
 build=$1 source=$2 prefix=$3
 for tool in meson ninja python3; do

@@ -11,7 +11,8 @@ fail() {
 }
 
 out=$("$1" doctor --sim 2>&1) || fail "doctor --sim found that gpureclaim would not work"
-for line in "the simulated device" "device 0  ok" "fences    ok" "library   ok" "hooks     ok" "gpureclaim would work here."; do
+for line in "the simulated device" "device 0  ok" "fences    ok" "library   ok" "hooks     ok" \
+        "gpureclaim would work here."; do
         [[ $out == *"$line"* ]] || fail "doctor --sim: no \"$line\""
 done
 [[ $out != *newer* ]] || fail "doctor --sim: the simulated device has what the library does not know"

@@ -202,8 +202,8 @@ static void test_extra(enum gr_pool_kind pool, uint64_t live_bytes, bool extra)
 }
 
 /*
- * Not where the footprint would pass its bound by what was live of late: what a program needed before decay looked twice
- * is no reason to hold as much again.
+ * Not where the footprint would pass its bound by what was live of late: what a program needed before decay looked
+ * twice is no reason to hold as much again.
  */
 static void test_extra_late(int looks)
 {

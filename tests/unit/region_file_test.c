@@ -588,7 +588,7 @@ static void test_not_made(void)
         gr_region_close(&region);
         unlink(path);
 
-        /* The very first segment of a machine has the number 0. Two regions are told apart by more than their number. */
+        /* The first segment of a machine has the number 0. Two regions are told apart by more than their number. */
         first_segment = true;
         GR_CHECK_EQ(open_as(&region, 1, "unmade"), 0);
         first_segment = false;

@@ -12,8 +12,8 @@
  * events and contexts used after their end. Each such misuse is printed and counted; it ends nothing.
  *
  * By hand (sg_by_hand) the GPU has a clock of its own, on which a program's work moves and nothing else: it goes on as
- * far as a wait or the test says. The program may then have ranges of an allocation, and of memory that is mapped behind
- * addresses (sg_mapping_driver).
+ * far as a wait or the test says. The program may then have ranges of an allocation, and of memory that is mapped
+ * behind addresses (sg_mapping_driver).
  *
  * There is one such GPU per process, with SG_DEVICES cards of the same size. All functions may be called from any
  * thread after sg_reset; times are nanoseconds, sizes bytes.

@@ -1,7 +1,7 @@
 /*
- * What the tests of segments share: a core with one context on the scripted GPU, by hand, with mapped memory or without.
- * A block handed out while somebody has it, or before the work of its last owner is behind a fence, is misuse; so are
- * addresses taken away while somebody has a block there or work may still use them.
+ * What the tests of segments share: a core with one context on the scripted GPU, by hand, with mapped memory or
+ * without. A block handed out while somebody has it, or before the work of its last owner is behind a fence, is misuse;
+ * so are addresses taken away while somebody has a block there or work may still use them.
  */
 #ifndef GR_TEST_SPLIT_GPU_H
 #define GR_TEST_SPLIT_GPU_H

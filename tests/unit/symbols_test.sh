@@ -56,7 +56,8 @@ if grep -Ev '^(libc\.so\.6|libdl\.so\.2|libpthread\.so\.0|ld-linux.*)$' "$dir/ne
 fi
 # What overruns an array ends the program. Optional: some builds cannot have it.
 for check in $checks; do
-        nm -D --undefined-only "$library" | grep -q " $check\(@.*\)\?\$" || { echo "not built with what calls $check"; failed=1; }
+        nm -D --undefined-only "$library" | grep -q " $check\(@.*\)\?\$" ||
+                { echo "not built with what calls $check"; failed=1; }
 done
 
 # What each call reads is one cache line (GR_HOT_DATA): its size in hexadecimal, with two digits, and its alignment.

@@ -96,7 +96,8 @@ def version():
 
 
 def status(device=0):
-    """What this process holds of a device, as a dict of bytes and one count; None where a limit is not set or a figure unknown."""
+    """What this process holds of a device, as a dict of bytes and one count; None where there is no limit, or a figure
+    is not known."""
     result = _Status(struct_bytes=ctypes.sizeof(_Status))
     _check(_need().gpureclaim_status(device, ctypes.byref(result)), f"device {device}")
     values = {name: getattr(result, name) for name, _ in _Status._fields_[1:]}
