@@ -2,8 +2,8 @@
 # What the documents say of the sources. Usage: documents_test.sh GPURECLAIM SOURCE_FOLDER
 #
 # The options against the one list: README.md shows some rows of the table, docs/options.md all, and below it a section
-# for each. The figures of README.md and docs/benchmarks.md against the measured ones. And each file that is named is
-# there.
+# for each. The figures of README.md and docs/benchmarks.md against the measured ones. And each file and each function
+# that is named is there.
 set -u
 failed=0
 rows=$("$1" options --markdown)
@@ -38,6 +38,18 @@ for name in $names; do
         [ -e "$name" ] && continue
         grep -F "\`$name" ./*.md docs/*.md
         echo "There is no $name."
+        failed=1
+done
+
+# Functions and other names of the code; in three pages such words are also metrics, examples, and calls of the system.
+# shellcheck disable=SC2016
+names=$(grep -ohE --exclude={api,measurements,metrics}.md '`[a-z][a-z0-9]*(_[a-z0-9]+)+`' ./*.md docs/*.md |
+        tr -d '`' | sort -u)
+[ -n "$names" ] || failed=1
+code=$(grep -rIohE '[a-z][a-z0-9]*(_[a-z0-9]+)+' core shim tools tests | sort -u)
+for name in $(comm -23 <(echo "$names") <(echo "$code")); do
+        grep -Fw "$name" ./*.md docs/*.md
+        echo "The code has no $name."
         failed=1
 done
 exit $failed
