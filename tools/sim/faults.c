@@ -1,8 +1,10 @@
-/* Settings from the environment: devices, memory, faults, delays, missing entry points, a trace; and the counters. */
+/*
+ * The first step of each call: its count, the trace, delays, faults and missing entry points. Also cuInit, misuse, and
+ * what tests ask.
+ */
 #include "grsim.h"
 #include "sim.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -10,8 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MAX_FAULTS   64
@@ -26,8 +26,6 @@ struct fault {
         CUresult code;
 };
 
-static pthread_once_t read_once = PTHREAD_ONCE_INIT;
-static struct sim_config config = {.devices = 1, .memory_bytes = (size_t)4 << 30, .pitch_bytes = 512};
 static struct fault faults[MAX_FAULTS];
 static size_t n_faults;
 static char missing[MAX_MISSING][NAME_BYTES];
@@ -46,35 +44,6 @@ static atomic_ulong misuses;
 static int trace_fd = -1;
 static atomic_bool initialized, forked, ended;
 _Thread_local bool sim_in_callback;
-
-static void complain(const char *variable, const char *value)
-{
-        fprintf(stderr, "sim: %s: cannot use '%s', ignored\n", variable, value);
-}
-
-static bool read_size(const char *text, size_t *ret_bytes)
-{
-        static const struct {
-                const char *word;
-                unsigned shift;
-        } units[] = {{"", 0}, {"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-        char *end;
-        unsigned long long n;
-
-        errno = 0;
-        n = strtoull(text, &end, 10);
-        if (end == text || errno || *text == '-')
-                return false;
-        while (*end == ' ')
-                end++;
-        for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-                if (strcasecmp(end, units[i].word) == 0 && n <= SIZE_MAX >> units[i].shift) {
-                        *ret_bytes = (size_t)n << units[i].shift;
-                        return true;
-                }
-        }
-        return false;
-}
 
 /* Calls `set` for the exported symbol named word or, if there is none, for every variant of that name. */
 static bool for_symbols(const char *word, void (*set)(enum sim_symbol, const void *), const void *arg)
@@ -164,39 +133,6 @@ static bool read_missing(char *word)
         return true;
 }
 
-static bool read_lack(char *word)
-{
-        char *end;
-        long attribute = strtol(word, &end, 10);
-
-        if (*end || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX)
-                return false;
-        config.lacks[attribute] = true;
-        return true;
-}
-
-static void read_list(const char *variable, bool (*read_word)(char *))
-{
-        const char *value = getenv(variable);
-        char word[256];
-
-        while (value && *value) {
-                size_t length = strcspn(value, ",");
-
-                if (length >= sizeof word) {
-                        complain(variable, value);
-                        return;
-                }
-                memcpy(word, value, length);
-                word[length] = '\0';
-                if (length && !read_word(word)) {
-                        memcpy(word, value, length);
-                        complain(variable, word);
-                }
-                value += length + (value[length] == ',');
-        }
-}
-
 /* In a child after fork the workers are gone and the locks unusable. If nothing was set up before, it starts afresh. */
 static void after_fork(void)
 {
@@ -204,98 +140,24 @@ static void after_fork(void)
                 atomic_store(&forked, true);
 }
 
-/* As the driver does: a list of numbers, which ends before the first entry that is invalid or there already. */
-static void read_visible(const char *text)
+void sim_read_faults(void)
 {
-        int count = 0, cards = config.devices;
+        const char *value = getenv("GRSIM_TRACE");
 
-        for (int i = 0; i < cards; i++)
-                config.physical[i] = i;
-        if (!text)
-                return;
-        while (count < cards) {
-                char *end;
-                long card = strtol(text, &end, 10);
-                bool again = false;
-
-                for (int i = 0; i < count; i++)
-                        again |= config.physical[i] == card;
-                if (end == text || card < 0 || card >= cards || again)
-                        break;
-                config.physical[count++] = (int)card;
-                if (*end != ',')
-                        break;
-                text = end + 1;
-        }
-        config.devices = count;
-}
-
-static void read_own(const char *variable, size_t *ret_bytes)
-{
-        const char *value = getenv(variable);
-
-        if (value && !read_size(value, ret_bytes))
-                complain(variable, value);
-}
-
-static void read_environment(void)
-{
-        const char *value = getenv("GRSIM_DEVICES");
-        size_t bytes;
-
-        if (value) {
-                long n = strtol(value, NULL, 10);
-
-                if (n >= 0 && n <= SIM_MAX_DEVICES && *value)
-                        config.devices = (int)n;
-                else
-                        complain("GRSIM_DEVICES", value);
-        }
-        read_visible(getenv("CUDA_VISIBLE_DEVICES"));
-        value = getenv("GRSIM_MEMORY");
-        if (value) {
-                if (read_size(value, &bytes) && bytes >= SIM_PAGE_BYTES)
-                        config.memory_bytes = bytes / SIM_PAGE_BYTES * SIM_PAGE_BYTES;
-                else
-                        complain("GRSIM_MEMORY", value);
-        }
-        read_own("GRSIM_CONTEXT", &config.context_bytes);
-        read_own("GRSIM_MODULE", &config.module_bytes);
-        read_own("GRSIM_EXECUTABLE", &config.executable_bytes);
-        value = getenv("GRSIM_PITCH");
-        if (value) {
-                if (read_size(value, &bytes) && bytes > 0)
-                        config.pitch_bytes = bytes;
-                else
-                        complain("GRSIM_PITCH", value);
-        }
-        value = getenv("GRSIM_RDMA");
-        config.rdma = value && strcmp(value, "1") == 0;
-        value = getenv("GRSIM_SHARED");
-        if (value && *value)
-                config.shared = strdup(value);
-        value = getenv("GRSIM_TRACE");
         if (value && *value) {
                 trace_fd = open(value, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
                 if (trace_fd < 0)
-                        complain("GRSIM_TRACE", value);
+                        sim_complain("GRSIM_TRACE", value);
         }
-        read_list("GRSIM_FAULT", read_fault);
-        read_list("GRSIM_LACKS", read_lack);
-        read_list("GRSIM_MISSING", read_missing);
-        read_list("GRSIM_LATENCY", read_delay);
+        sim_read_list("GRSIM_FAULT", read_fault);
+        sim_read_list("GRSIM_MISSING", read_missing);
+        sim_read_list("GRSIM_LATENCY", read_delay);
         pthread_atfork(NULL, NULL, after_fork);
-}
-
-const struct sim_config *sim_config(void)
-{
-        pthread_once(&read_once, read_environment);
-        return &config;
 }
 
 bool sim_symbol_missing(const char *name)
 {
-        pthread_once(&read_once, read_environment);
+        sim_config();
         for (size_t i = 0; i < n_missing; i++) {
                 if (strcmp(missing[i], name) == 0)
                         return true;
@@ -325,7 +187,7 @@ CUresult sim_enter(enum sim_symbol symbol, bool early)
 {
         unsigned long nth;
 
-        pthread_once(&read_once, read_environment);
+        sim_config();
         nth = count(symbol);
         if (trace_fd >= 0)
                 trace(symbol);
@@ -389,7 +251,7 @@ SIM_API cuInit(unsigned flags)
                 return CUDA_ERROR_DEINITIALIZED;
         if (atomic_load(&forked))
                 return CUDA_ERROR_NOT_INITIALIZED;
-        if (config.devices == 0)
+        if (sim_config()->devices == 0)
                 return CUDA_ERROR_NO_DEVICE;
         return begin();
 }
@@ -429,8 +291,8 @@ __attribute__((visibility("default"))) unsigned long grSimCallCount(const char *
 
 __attribute__((visibility("default"))) size_t grSimUsedBytes(int device)
 {
-        return atomic_load(&initialized) && device >= 0 && device < config.devices
-                       ? config.memory_bytes - sim_heap_free_bytes(device)
+        return atomic_load(&initialized) && device >= 0 && device < sim_config()->devices
+                       ? sim_config()->memory_bytes - sim_heap_free_bytes(device)
                        : 0;
 }
 

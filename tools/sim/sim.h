@@ -40,7 +40,7 @@ enum sim_symbol {
         SIM_SYMBOLS
 };
 
-/* ---- lookup.c, faults.c ---- */
+/* ---- lookup.c, settings.c, faults.c ---- */
 
 struct sim_entry {
         const char *name;   /* as asked of cuGetProcAddress */
@@ -101,7 +101,7 @@ CUresult sim_enter(enum sim_symbol symbol, bool early);
         }                                                                                                              \
         static CUresult symbol##_on(SIM_UNPACK params, CUstream stream)
 
-/* The configuration from the environment, read once at cuInit. */
+/* The configuration from the environment, read at the first call. */
 struct sim_config {
         int devices;
         int physical[SIM_MAX_DEVICES];                        /* which card a device is: CUDA_VISIBLE_DEVICES */
@@ -113,6 +113,10 @@ struct sim_config {
         const char *shared;                                   /* file of a card shared with other processes, or NULL */
 };
 const struct sim_config *sim_config(void);
+void sim_complain(const char *variable, const char *value);
+/* Calls read_word for each word of the variable, which commas separate; complains of a word if that returns false. */
+void sim_read_list(const char *variable, bool (*read_word)(char *));
+void sim_read_faults(void);                /* faults.c: reads what it needs, from sim_config */
 bool sim_symbol_missing(const char *name); /* GRSIM_MISSING names it */
 bool sim_setup(void);                      /* device.c: builds the devices, from cuInit; false: no addresses */
 extern _Thread_local bool sim_in_callback; /* a host function runs on this thread: it may not call the driver */
