@@ -121,12 +121,11 @@ static uint64_t return_blocks(struct gr_context *context, struct gr_block **bloc
         return bytes;
 }
 
-uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes, unsigned least)
+uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes)
 {
         struct gr_block *blocks[GR_TRIM_BATCH];
         uint64_t back;
 
-        assert(least <= GR_CLASS_COUNT);
         if (want_bytes == 0)
                 return 0;
         gr_budget_returns_begin(context->device);
@@ -141,7 +140,7 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes, unsigned 
                                 break;
                         }
         }
-        for (unsigned class = GR_CLASS_COUNT; class -- > least && back < want_bytes;) {
+        for (unsigned class = GR_CLASS_COUNT; class -- > 0 && back < want_bytes;) {
                 size_t count;
 
                 do {

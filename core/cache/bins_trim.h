@@ -19,10 +19,10 @@ struct gr_context;
 uint64_t gr_bins_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, const uint64_t *sizes, size_t count);
 
 /*
- * Returns idle blocks of bins of class least and larger: one block that suffices, or else the largest classes first and
- * of each class the oldest blocks, until want_bytes are returned. Returns the bytes that the device got back.
+ * Returns idle blocks of bins: one block that suffices, or else the largest classes first and of each class the oldest
+ * blocks, until want_bytes are returned. Returns the bytes that the device got back.
  */
-uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes, unsigned least);
+uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes);
 
 /*
  * Returns idle blocks of one class, oldest first, at most most_bytes of footprint and one batch. Returns the footprint

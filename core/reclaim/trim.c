@@ -16,7 +16,7 @@
 
 uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
 {
-        uint64_t back = gr_bins_trim(context, want_bytes, 0);
+        uint64_t back = gr_bins_trim(context, want_bytes);
 
         if (back >= want_bytes)
                 return back;

@@ -120,7 +120,7 @@ static void trim(struct gr_context *context, uint64_t want_bytes)
 
         if (gone < want_bytes && gr_arenas_cached(context) >= BINS_LEAST_BYTES &&
             gr_fence_idle(context->fence, gr_fence_usable_epoch(context->fence)))
-                gr_bins_trim(context, want_bytes - gone, 0);
+                gr_bins_trim(context, want_bytes - gone);
 }
 
 static bool has_surplus(struct gr_split *split)

@@ -277,8 +277,8 @@ static void test_bounds(void)
         GR_CHECK(atomic_load(&device->preallocated_bytes) > 8 * MIB);
         GR_CHECK(atomic_load(&device->preallocated_bytes) <= 4096 * MIB / 256);
         GR_CHECK(atomic_load(&device->reserved_bytes) <= 4096 * MIB / 256 + 2 * MIB);
+        GR_CHECK_EQ(gr_bins_trim(context, UINT64_MAX), 0); /* nothing is idle */
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
-        GR_CHECK_EQ(gr_bins_trim(context, UINT64_MAX, GR_CLASS_COUNT), 0); /* of no class */
         GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), 4096 * MIB / 256);
         GR_CHECK(gr_bins_trim_class(context, gr_class_of(MIB), 4 * MIB) > 0);
         GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), 4096 * MIB / 256 - 4 * MIB);
