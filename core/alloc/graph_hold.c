@@ -171,6 +171,7 @@ static bool serves(struct gr_block *block, const struct gr_context *context, siz
 {
         size_t most = bytes + bytes / LARGER_SHARE + GR_SPLIT_UNIT_BYTES;
 
+        gr_lock_rank_assert_held(GR_RANK_GRAPH_HOLDS);
         if (block->context != context || block->capacity_bytes < bytes)
                 return false;
         if (is_plain_range(block))

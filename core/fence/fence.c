@@ -389,6 +389,7 @@ static int sync_locked(struct gr_fence *fence)
         int rc = 0;
 
         gr_assert_gate_entered(&fence->core->gate);
+        gr_assert_locked(&fence->lock);
         for (unsigned i = 0; i < fence->accessor_count && !rc; i++)
                 rc = fence->core->driver->context_sync(fence->accessors[i]->handle);
         if (rc)

@@ -348,6 +348,7 @@ bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, ui
 /* Whether memory is mapped at range and no thread is mapping or returning it. */
 static bool is_settled(const struct gr_range *range)
 {
+        gr_assert_range_locked(range);
         return range->state != GR_RANGE_BUSY && range->state != GR_RANGE_HOLE && range->state != GR_RANGE_STALE &&
                range->state != GR_RANGE_LOST;
 }

@@ -56,6 +56,7 @@
 
 static bool is_hole_or_usable(const struct gr_range *range)
 {
+        gr_lock_rank_assert_held(GR_RANK_SPLIT);
         return range && (range->state == GR_RANGE_HOLE ||
                          (range->state == GR_RANGE_FREE &&
                           gr_fence_usable(range->block.context->fence, range->block.freed_epoch)));
@@ -455,6 +456,7 @@ static bool give_end(struct gr_split *split, struct gr_range *range)
         uint64_t at = gr_page_up(gr_range_end(range));
         struct gr_range *rest = NULL;
 
+        gr_assert_range_locked(range);
         while (at > range->block.ptr && !gr_page_is_mapped(gr_page_at(range->segment, at - GR_PAGE_BYTES)))
                 at -= GR_PAGE_BYTES;
         if (at > range->block.ptr && at < gr_range_end(range)) {

@@ -476,6 +476,7 @@ static void end_fastbins(struct gr_context *context)
 /* Whether a freed block goes into a fastbin of arena. Where they are full, they are emptied. */
 static bool goes_into_fastbin(struct gr_arena *arena, struct gr_block *block)
 {
+        gr_assert_locked(&arena->context->split->lock);
         if (block->flags & GR_BLOCK_GRAPH || gr_block_state(block) == GR_BLOCK_GONE || !fits_fastbin(block->context))
                 return false;
         if (gr_arena_fastbins_have_room(arena, block->capacity_bytes))
