@@ -13,8 +13,12 @@
 #include "base/size_class.h"
 #include "cache/block.h"
 #include "cache/ledger.h"
+#include "cache/pool_kind.h"
 #include "context/context.h"
+#include "fence/fence.h"
+#include "reclaim/trim.h"
 #include "segment/graph_segments.h"
+#include "segment/split.h"
 
 #define LOOK 256 /* parked blocks that a request looks at */
 /*
@@ -68,16 +72,6 @@ struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, struct gr_context 
         return hold;
 }
 
-struct gr_core *gr_graph_hold_core(const struct gr_graph_hold *hold)
-{
-        return hold->core;
-}
-
-struct gr_context *gr_graph_hold_shared_in(const struct gr_graph_hold *hold)
-{
-        return hold->shared_in;
-}
-
 void gr_graph_hold_retain(struct gr_graph_hold *hold)
 {
         unsigned before = atomic_fetch_add(&hold->users, 1);
@@ -100,10 +94,22 @@ void gr_graph_hold_release(struct gr_graph_hold *hold)
         atomic_store(&core->holds_over, true);
 }
 
-void gr_graph_hold_own(struct gr_graph_hold *hold, struct gr_block *block)
+/* Notes hold as that of block, which the caller owns, and which is in no list and has no hold. */
+static void own(struct gr_graph_hold *hold, struct gr_block *block)
 {
         block->prev = NULL;
         atomic_store(&block->hold, hold->number);
+}
+
+void gr_graph_hold_add(struct gr_graph_hold *hold, uint64_t ptr)
+{
+        struct gr_block *block;
+
+        if (gr_block_claim(hold->core, ptr, &block))
+                return; /* its context has ended */
+        own(hold, block);
+        if (!gr_ledger_hand_out(block, atomic_load(&block->requested_bytes)))
+                gr_block_uncharge_and_delete(block);
 }
 
 /* Whether a parked block may be cut and merged. Others, such as exported ones, must keep their bounds. */
@@ -196,8 +202,8 @@ static struct gr_block *best_parked(const struct gr_graph_hold *hold, const stru
         return best;
 }
 
-/* Lock not held. */
-struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes)
+/* A parked block for hold's capture, which has a single stream. Lock not held. */
+static struct gr_block *take_parked(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes)
 {
         struct gr_block *block, *rest;
 
@@ -214,10 +220,14 @@ struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_contex
         return block;
 }
 
-/* Lock not held. */
-static struct gr_block *unpark(struct gr_graph_hold *hold, bool ends)
+/*
+ * Frees what was parked in a shared hold of graph segments. After a capture with a single stream it needs no fence: all
+ * work that has used it runs in the order of the graphs that share the memory. ends: no more is parked. Lock not held.
+ */
+static void unpark(struct gr_graph_hold *hold, bool single_stream, bool ends, gr_graph_hold_free *free_block)
 {
         struct gr_block *all = NULL, *block, *next;
+        bool should_close;
 
         gr_lock(&hold->core->holds_lock);
         hold->ended |= ends;
@@ -230,32 +240,65 @@ static struct gr_block *unpark(struct gr_graph_hold *hold, bool ends)
                 LL_PREPEND(all, block);
         }
         gr_unlock(&hold->core->holds_lock);
-        return all;
-}
-
-struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold)
-{
-        return unpark(hold, false);
-}
-
-struct gr_block *gr_graph_hold_end(struct gr_graph_hold *hold)
-{
-        return unpark(hold, true);
+        LL_FOREACH_SAFE (all, block, next) {
+                if (single_stream && !(block->flags & GR_BLOCK_EXPORTED))
+                        gr_split_put(block, GR_SPLIT_IDLE, 0, &should_close);
+                else
+                        free_block(block);
+        }
 }
 
 /* Below, no lock is held. */
+
+/*
+ * A block of the graph segments for a capture; NULL: there is no memory for it, or none can be mapped. Then the request
+ * is served as any other, and climbs the ladder.
+ */
+static struct gr_block *take_shared(struct gr_context *context, size_t bytes)
+{
+        struct gr_block *block = gr_graph_segments_take(context, bytes);
+        int rc = block ? 0 : gr_graph_segments_grow(context, bytes, &block);
+
+        if (gr_is_out_of_memory(rc) && gr_trim(context, bytes) > 0)
+                rc = gr_graph_segments_grow(context, bytes, &block);
+        return rc ? NULL : block;
+}
+
+struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, bool single_stream,
+                                    size_t bytes, gr_graph_hold_free *free_block)
+{
+        struct gr_block *block = NULL;
+
+        if (hold->shared_in == context && bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_has_segments(context) &&
+            !gr_fence_is_broken(context->fence)) {
+                if (single_stream)
+                        unpark(hold, single_stream, false, free_block);
+                block = take_shared(context, bytes);
+        }
+        if (block)
+                own(hold, block);
+        else if (single_stream)
+                block = take_parked(hold, context, bytes);
+        return block;
+}
+
+void gr_graph_hold_end(struct gr_graph_hold *hold, bool single_stream, gr_graph_hold_free *free_block)
+{
+        if (hold->shared_in)
+                unpark(hold, single_stream, true, free_block);
+}
 
 bool gr_graph_holds_are_over(struct gr_core *core)
 {
         return atomic_load_explicit(&core->holds_over, memory_order_relaxed);
 }
 
-bool gr_graph_holds_begin(struct gr_core *core)
-{
-        return gr_graph_holds_are_over(core) && atomic_exchange(&core->holds_over, false);
-}
-
-struct gr_block *gr_graph_holds_unpark(struct gr_core *core, struct gr_context *context)
+/*
+ * Takes the blocks of context that are parked in holds without users, linked by next. The caller is a visitor of the
+ * context, so that it cannot end meanwhile. With context NULL: takes blocks that are GONE, of any context, and frees
+ * the holds that are then empty.
+ */
+static struct gr_block *unpark_all(struct gr_core *core, struct gr_context *context)
 {
         struct gr_block *all = NULL, *block, *next;
         struct gr_graph_hold *hold, *tmp;
@@ -283,6 +326,38 @@ struct gr_block *gr_graph_holds_unpark(struct gr_core *core, struct gr_context *
         }
         gr_unlock(&core->holds_lock);
         return all;
+}
+
+static bool collect_in(struct gr_context *context, void *arg)
+{
+        gr_graph_hold_free *const *free_block = arg;
+        struct gr_block *all, *block, *next;
+
+        gr_graph_segments_end_use(context);
+        all = unpark_all(context->core, context);
+        LL_FOREACH_SAFE (all, block, next) {
+                if (gr_block_state(block) == GR_BLOCK_GONE)
+                        gr_block_uncharge_and_delete(block);
+                else
+                        (*free_block)(block);
+        }
+        return true;
+}
+
+/*
+ * The program may end a block's context at any time, so each context is visited meanwhile. Blocks of one that is about
+ * to end stay parked, and go with it.
+ */
+void gr_graph_holds_collect(struct gr_core *core, gr_graph_hold_free *free_block)
+{
+        struct gr_block *all, *block, *next;
+
+        if (!gr_graph_holds_are_over(core) || !atomic_exchange(&core->holds_over, false))
+                return;
+        gr_context_each(core, -1, collect_in, &free_block);
+        all = unpark_all(core, NULL);
+        LL_FOREACH_SAFE (all, block, next)
+                gr_block_uncharge_and_delete(block);
 }
 
 void gr_graph_holds_context_gone(struct gr_context *context)

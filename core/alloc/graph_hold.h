@@ -9,13 +9,14 @@
  * its capture has ended. Then they are free there, for later captures.
  *
  *   gr_graph_hold_new ---- users: the capture, then its graph (shim/hooks/captures.c) ---- last gr_graph_hold_release
- *                                      a freed block is parked                             gr_graph_holds_unpark
+ *                                      a freed block is parked                             gr_graph_holds_collect
  */
 #ifndef GR_GRAPH_HOLD_H
 #define GR_GRAPH_HOLD_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct gr_block;
 struct gr_context;
@@ -30,18 +31,18 @@ struct gr_graph_hold;
  */
 struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, struct gr_context *shared_in);
 
-/* What the hold was made with. */
-struct gr_core *gr_graph_hold_core(const struct gr_graph_hold *hold);
-struct gr_context *gr_graph_hold_shared_in(const struct gr_graph_hold *hold);
-
 /* One user more. */
 void gr_graph_hold_retain(struct gr_graph_hold *hold);
 
 /* One user less. Takes no lock and makes no call: a callback of the driver may call it. */
 void gr_graph_hold_release(struct gr_graph_hold *hold);
 
-/* Notes hold as that of block, for gr_graph_hold_park. The caller owns block, which is in no list and has no hold. */
-void gr_graph_hold_own(struct gr_graph_hold *hold, struct gr_block *block);
+/*
+ * Puts the live block at ptr, which the program does not know yet, into hold, of which the caller is a user: when the
+ * program frees it, it is parked as long as hold has users. It has no home, so its free takes the slow path, which
+ * looks for the hold. No lock is held.
+ */
+void gr_graph_hold_add(struct gr_graph_hold *hold, uint64_t ptr);
 
 /*
  * Parks a block that the program has freed and that is the caller's. True: its hold has users, and owns the block from
@@ -49,31 +50,32 @@ void gr_graph_hold_own(struct gr_graph_hold *hold, struct gr_block *block);
  */
 bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block);
 
-/*
- * Takes a block of the context that is parked in hold, the smallest that serves bytes among the newest; the caller has
- * it. A range is cut to the size, and the rest stays parked: what is parked side by side is one range. Other blocks are
- * little larger than bytes, or as large as a new one would be. NULL: there is none. Only for the capture that parked
- * it: in the order of a single stream, its work on the block is done before that of the next owner.
- */
-struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, size_t bytes);
+/* Frees a block that was parked and is in no hold any more, and is the caller's. Called without a lock. */
+typedef void gr_graph_hold_free(struct gr_block *block);
 
 /*
- * Takes the blocks of graph segments that are parked in a shared hold, linked by next; they have no hold any more. The
- * caller must free them. gr_graph_hold_end: the capture has ended, so no more of them are parked.
+ * A block of the context for hold's capture, of which the caller is a user; it belongs to hold, and is the caller's.
+ * NULL: there is none. single_stream: the capture has only one stream, so that it may get what it has freed itself: in
+ * the order of that stream its work on a block is done before that of the next owner. No lock is held.
+ *
+ * With a shared hold the block is one of the graph segments. Else it is parked in hold: the smallest that serves bytes
+ * among the newest. A range is cut to the size, and the rest stays parked: what is parked side by side is one range.
+ * Other blocks are little larger than bytes, or as large as a new one would be.
  */
-struct gr_block *gr_graph_hold_unpark(struct gr_graph_hold *hold);
-struct gr_block *gr_graph_hold_end(struct gr_graph_hold *hold);
+struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_context *context, bool single_stream,
+                                    size_t bytes, gr_graph_hold_free *free_block);
 
-/* Whether a hold has lost its last user since the last begin. gr_graph_holds_begin also resets this to false. */
+/*
+ * The capture of hold has ended, and the caller is still a user. With a shared hold, what the capture freed of graph
+ * segments serves later captures from now on. single_stream as above. No lock is held.
+ */
+void gr_graph_hold_end(struct gr_graph_hold *hold, bool single_stream, gr_graph_hold_free *free_block);
+
+/* Whether a hold has lost its last user since the last gr_graph_holds_collect. */
 bool gr_graph_holds_are_over(struct gr_core *core);
-bool gr_graph_holds_begin(struct gr_core *core);
 
-/*
- * Takes the blocks of context that are parked in holds without users, linked by next. The caller must free them, and is
- * a visitor of the context, so that it cannot end meanwhile. With context NULL: takes blocks that are GONE, of any
- * context, and frees the holds that are then empty. NULL is returned if there are no blocks. No lock is held.
- */
-struct gr_block *gr_graph_holds_unpark(struct gr_core *core, struct gr_context *context);
+/* Frees what was parked for holds that have no users any more. No lock is held. */
+void gr_graph_holds_collect(struct gr_core *core, gr_graph_hold_free *free_block);
 
 /* The context has gone: frees the structures of its parked blocks. */
 void gr_graph_holds_context_gone(struct gr_context *context);

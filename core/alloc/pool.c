@@ -18,7 +18,6 @@
 #include "fence/fence_wait.h"
 #include "host/spill.h"
 #include "reclaim/trim.h"
-#include "segment/graph_segments.h"
 #include "segment/slack.h"
 #include "segment/split.h"
 
@@ -444,17 +443,6 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_b
         return free_claimed(core, block, mode);
 }
 
-void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr)
-{
-        struct gr_block *block;
-
-        if (gr_block_claim(gr_graph_hold_core(hold), ptr, &block))
-                return; /* its context has ended */
-        gr_graph_hold_own(hold, block);
-        if (!gr_ledger_hand_out(block, atomic_load(&block->requested_bytes)))
-                gr_block_uncharge_and_delete(block);
-}
-
 /* For blocks whose last graph has gone, so that no work uses them. */
 static int give_back_unused(void *arg, uint64_t ptr)
 {
@@ -466,104 +454,33 @@ static int give_back_unused(void *arg, uint64_t ptr)
 }
 
 /*
- * For frees that were put off until a graph had gone. The program's present call must not wait for the GPU, which may
- * wait for what the program does next.
+ * A gr_graph_hold_free. The program's present call must not wait for the GPU, which may wait for what the program does
+ * next.
  */
-static struct free_mode collected(struct gr_context *context)
+static void free_parked(struct gr_block *block)
 {
-        return (struct free_mode){.give_back = give_back_unused, .arg = context, .collected = true};
-}
+        struct gr_context *context = block->context;
 
-/*
- * Frees blocks that were parked in a shared hold of graph segments. After a capture with a single stream they need no
- * fence: all work that has used them runs in the order of the graphs that share the memory.
- */
-static void free_unparked(struct gr_graph_hold *hold, struct gr_block *block, bool single_stream)
-{
-        struct gr_block *next;
-        bool should_close;
-
-        for (; block; block = next) {
-                struct free_mode mode = collected(block->context);
-
-                next = block->next;
-                if (single_stream && !(block->flags & GR_BLOCK_EXPORTED))
-                        gr_split_put(block, GR_SPLIT_IDLE, 0, &should_close);
-                else
-                        free_split(gr_graph_hold_core(hold), block, &mode);
-        }
-}
-
-/*
- * A block of the graph segments for a capture; NULL: there is no memory for it, or none can be mapped. Then the request
- * is served as any other, and climbs the ladder.
- */
-static struct gr_block *take_for_graph(struct gr_context *context, size_t bytes)
-{
-        struct gr_block *block = gr_graph_segments_take(context, bytes);
-        int rc = block ? 0 : gr_graph_segments_grow(context, bytes, &block);
-
-        if (gr_is_out_of_memory(rc) && gr_trim(context, bytes) > 0)
-                rc = gr_graph_segments_grow(context, bytes, &block);
-        return rc ? NULL : block;
+        free_claimed(context->core, block,
+                     &(struct free_mode){.give_back = give_back_unused, .arg = context, .collected = true});
 }
 
 bool gr_pool_alloc_in_hold(struct gr_graph_hold *hold, struct gr_context *context, bool single_stream, size_t bytes,
                            uint64_t *ret_ptr)
 {
-        struct gr_block *block = NULL;
+        struct gr_block *block = gr_graph_hold_take(hold, context, single_stream, bytes, free_parked);
 
-        if (gr_graph_hold_shared_in(hold) == context && bytes <= GR_BLOCK_MAX_BYTES &&
-            gr_pool_kind_has_segments(context) && !gr_fence_is_broken(context->fence)) {
-                if (single_stream)
-                        free_unparked(hold, gr_graph_hold_unpark(hold), single_stream);
-                block = take_for_graph(context, bytes);
-        }
-        if (block)
-                gr_graph_hold_own(hold, block);
-        else if (single_stream)
-                block = gr_graph_hold_take(hold, context, bytes);
         return block && hand_out_by_ledger(block, bytes, ret_ptr);
 }
 
 void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream)
 {
-        if (gr_graph_hold_shared_in(hold))
-                free_unparked(hold, gr_graph_hold_end(hold), single_stream);
+        gr_graph_hold_end(hold, single_stream, free_parked);
 }
 
-static bool collect_parked(struct gr_context *context, void *arg)
-{
-        struct free_mode mode = collected(context);
-        struct gr_block *block, *next;
-
-        (void)arg;
-        gr_graph_segments_end_use(context);
-        for (block = gr_graph_holds_unpark(context->core, context); block; block = next) {
-                next = block->next;
-                if (gr_block_state(block) == GR_BLOCK_GONE)
-                        gr_block_uncharge_and_delete(block);
-                else
-                        free_claimed(context->core, block, &mode);
-        }
-        return true;
-}
-
-/*
- * The program may end a block's context at any time, so each context is visited meanwhile. Blocks of one that is about
- * to end stay parked, and go with it.
- */
 void gr_pool_collect(struct gr_core *core)
 {
-        struct gr_block *block, *next;
-
-        if (!gr_graph_holds_begin(core))
-                return;
-        gr_context_each(core, -1, collect_parked, NULL);
-        for (block = gr_graph_holds_unpark(core, NULL); block; block = next) {
-                next = block->next;
-                gr_block_uncharge_and_delete(block);
-        }
+        gr_graph_holds_collect(core, free_parked);
 }
 
 GR_HOT_CODE int gr_pool_free_slow(struct gr_core *core, uint64_t ptr, struct gr_begun_free freed)

@@ -110,25 +110,11 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr);
 
 struct gr_graph_hold;
 
-/*
- * Puts the live block at ptr, which the program does not know yet, into hold, of which the caller is a user: when the
- * program frees it, it is parked as long as hold has users (alloc/graph_hold.h). It has no home, so its free takes the
- * slow path, which looks for the hold. No lock of core/ is held.
- */
-void gr_pool_hold(struct gr_graph_hold *hold, uint64_t ptr);
-
-/*
- * Gives the program a block of the context for a capture, and keeps it in hold: with a shared hold a block of the graph
- * segments, else one that is parked in hold (gr_graph_hold_take). False: there is none. single_stream: the capture has
- * only one stream, so that it may get what it has freed itself. The caller is a user of hold. No lock of core/ is held.
- */
+/* Gives the program a block for a capture, by gr_graph_hold_take. False: there is none. No lock of core/ is held. */
 bool gr_pool_alloc_in_hold(struct gr_graph_hold *hold, struct gr_context *context, bool single_stream, size_t bytes,
                            uint64_t *ret_ptr);
 
-/*
- * The capture of hold has ended, and the caller is still a user. With a shared hold, what the capture freed of graph
- * segments serves later captures from now on. single_stream as above. No lock of core/ is held.
- */
+/* gr_graph_hold_end. No lock of core/ is held. */
 void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream);
 
 /* Frees what was parked for holds that have no users any more. Allocations do so, too. No lock of core/ is held. */

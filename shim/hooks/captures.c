@@ -319,7 +319,7 @@ void gr_captures_hold(uint64_t ptr)
         gr_unlock(&capturing_lock);
         if (count == 0)
                 return;
-        gr_pool_hold(hold, ptr);
+        gr_graph_hold_add(hold, ptr);
         gr_graph_hold_release(hold);
 }
 

@@ -59,7 +59,7 @@ static void test_grows_beside_others(void)
         begin();
         its = gr_graph_hold_new(&core, NULL);
         other = gpu_take(100 * MIB);
-        gr_pool_hold(its, other);
+        gr_graph_hold_add(its, other);
         gpu_give(other, 100 * MIB);
         GR_CHECK_EQ(gpu_device()->graph_bytes, 100 * MIB);
         first = take(8 * MIB);

@@ -45,7 +45,7 @@ static uint64_t held(struct gr_context *of, struct gr_graph_hold *hold, size_t b
         uint64_t ptr;
 
         GR_CHECK_EQ(sg_alloc(of, bytes, &ptr), 0);
-        gr_pool_hold(hold, ptr);
+        gr_graph_hold_add(hold, ptr);
         return ptr;
 }
 
@@ -289,21 +289,21 @@ static void *park(void *arg)
 
 static void *take(void *arg)
 {
-        GR_CHECK(!gr_graph_hold_take(hold_of_deed, context, 16 * MIB));
+        GR_CHECK(!gr_pool_alloc_in_hold(hold_of_deed, context, true, 16 * MIB, &freed_ptr));
         ended = true;
         return arg;
 }
 
 static void *unpark(void *arg)
 {
-        GR_CHECK(!gr_graph_hold_end(hold_of_deed));
+        gr_pool_end_capture(hold_of_deed, true);
         ended = true;
         return arg;
 }
 
 static void *collect(void *arg)
 {
-        GR_CHECK(!gr_graph_holds_unpark(&core, context));
+        gr_pool_collect(&core);
         ended = true;
         return arg;
 }
@@ -325,8 +325,9 @@ static void test_one_at_a_time(void)
 
                 start();
                 made = NULL;
-                hold_of_deed = gr_graph_hold_new(&core, NULL);
+                hold_of_deed = gr_graph_hold_new(&core, context);
                 freed_ptr = held(context, hold_of_deed, 4 * MIB);
+                gr_graph_hold_release(gr_graph_hold_new(&core, NULL)); /* so that there is something to collect */
                 gr_lock(&core.holds_lock);
                 pthread_create(&thread, NULL, deeds[i], NULL);
                 usleep(5000);

@@ -10,7 +10,7 @@ static uint64_t held(struct gr_graph_hold *its, size_t bytes)
 {
         uint64_t ptr = gpu_take(bytes);
 
-        gr_pool_hold(its, ptr);
+        gr_graph_hold_add(its, ptr);
         return ptr;
 }
 

@@ -323,7 +323,7 @@ static void test_from_elsewhere(void)
 
         begin();
         ordinary = gpu_take(4 * MIB);
-        gr_pool_hold(hold, ordinary);
+        gr_graph_hold_add(hold, ordinary);
         ours = take(6 * MIB);
         gpu_give(ordinary, 4 * MIB);
         give(ours, 0);

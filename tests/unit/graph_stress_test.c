@@ -89,7 +89,7 @@ static void allocate(struct worker *w, uint64_t *block)
         } else {
                 *block = gpu_take(bytes);
                 if (*block)
-                        gr_pool_hold(w->hold, *block);
+                        gr_graph_hold_add(w->hold, *block);
                 if (*block)
                         given(*block, w->number);
         }
