@@ -518,7 +518,6 @@ bool sim_is_graph(CUgraph graph); /* lock held */
 /* Appends; takes over op and copies the frontier. NULL when out of host memory. */
 CUgraphNode sim_graph_add(CUgraph graph, const struct sim_op *op, const struct sim_frontier *after);
 void sim_graph_free(CUgraph graph);
-void sim_graph_forget_context(CUcontext ctx); /* what it kept for executable graphs goes back */
 /*
  * Appends all of child behind `after`. Returns the last node added, NULL when out of host memory; ret_all, the caller's
  * to clear, names the nodes that came from child. The graph gets references of child's user objects, too.
@@ -531,6 +530,9 @@ CUresult sim_graph_add_memory(CUgraph graph, struct sim_op *op, const struct sim
 /* Whether base is memory of a graph, and this graph has no node yet that frees it. */
 bool sim_graph_may_free(CUgraph graph, uintptr_t base);
 bool sim_graph_joined(CUgraph graph, const struct sim_frontier *frontier); /* does everything lead to the frontier? */
+
+/* ---- graph_exec.c ---- */
+void sim_graph_forget_context(CUcontext ctx); /* what it kept for executable graphs goes back */
 
 /* ---- kernels.c ---- */
 void sim_kernel_run(const struct sim_op *op);
