@@ -2,17 +2,12 @@
 # bench_test.sh TOP BUILD_FOLDER: scripts/bench must write every figure it says it measures, keep those of other groups,
 # and say what it could not measure; packed traces must replay as the recorded ones do.
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 
 top=$1
 build=$2
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
-failed=0
-
-fail() {
-        printf 'FAILED: %s\n' "$*"
-        failed=1
-}
 
 # bench ARGUMENT...: sets status; what it prints goes to the file "said".
 bench() {

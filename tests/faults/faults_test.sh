@@ -2,20 +2,13 @@
 # faults_test.sh TREE: scripts/plant-faults finds the places of a sample, and each fault compiles; what it draws depends
 # on the seed alone; each has a name of its own; and each that is named as one without effect is there.
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 export LC_ALL=C
 
 tree=$1
 here=$tree/tests/faults
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
-failed=0
-
-must() {
-        if ! "${@:2}"; then
-                printf 'FAILED: %s\n' "$1"
-                failed=1
-        fi
-}
 
 "$tree/scripts/plant-faults" --compile "$here/sample.c" >"$folder/sample"
 must "each fault of the sample compiles" [ $? -eq 0 ]

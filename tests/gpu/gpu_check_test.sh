@@ -2,20 +2,13 @@
 # gpu_check_test.sh SCRIPT BUILD_FOLDER: scripts/gpu-check on several simulated cards must run groups beside each other,
 # each on a card of its own, and tell of them in the table's order; what needs two devices must see them.
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 
 script=$1
 build=$2
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
-failed=0
 unset CUDA_VISIBLE_DEVICES LD_PRELOAD
-
-must() {
-        if ! "${@:2}"; then
-                printf 'FAILED: %s\n' "$1"
-                failed=1
-        fi
-}
 
 run() {
         GRSIM_DEVICES=2 "$script" --simulated --quick --cards --logs "$folder/logs" "$@" "$build" \

@@ -6,6 +6,7 @@
 # DEBUG_AIDS is the program of that name, POOL a value of GPURECLAIM_POOL; GR_TEST_SHIM is the library, GR_TEST_SIM the
 # simulated device.
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 
 program=$(realpath "$1") pool=$2
 folder=$(mktemp -d) || exit 2
@@ -13,15 +14,7 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 2
 export TMPDIR=$folder LD_LIBRARY_PATH=$GR_TEST_SIM
 unset XDG_RUNTIME_DIR
-failed=0
-
-fail() {
-        printf 'FAILED: %s\n' "$*"
-        for file in out err; do
-                [ ! -s $file ] || sed "s/^/    $file: /" $file | head -n 40 | cut -c1-300
-        done
-        failed=1
-}
+shown=(out err)
 
 # run MODE SETTING...: under the library, with the settings.
 run() {

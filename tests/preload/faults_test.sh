@@ -7,18 +7,13 @@
 # PART is one of the functions below, the others are the programs of those names and what makes an older driver;
 # GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device.
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 
 part=$1 process=$2 safety=$3 old_driver=$4 pinned=$5 first=$6 transparency=$7
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
-failed=0
+shown=("$folder/out" "$folder/err")
 small=("--sizes=4KiB,3MiB" --spin-us=5000)
-
-fail() {
-        printf 'FAILED: %s\n' "$*"
-        tail -qn 5 "$folder/out" "$folder/err" | cut -c1-200
-        failed=1
-}
 
 # under STATUS TITLE [NAME=VALUE...] PROGRAM...: under the library; output in $folder/out and err, statistics in stats
 under() {

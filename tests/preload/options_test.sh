@@ -4,18 +4,13 @@
 #
 #   options_test.sh PROCESS        the program `process`; GR_TEST_SHIM is the library, GR_TEST_SIM the simulated device
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 
 program=$1
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
-failed=0
+shown=("$folder/err")
 export LD_LIBRARY_PATH=$GR_TEST_SIM
-
-fail() {
-        printf 'FAILED: %s\n' "$*"
-        sed 's/^/    /' "$folder/err" | cut -c1-200
-        failed=1
-}
 
 # run [NAME=VALUE...]: the program must work; its stderr is in $folder/err.
 run() {

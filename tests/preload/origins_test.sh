@@ -6,6 +6,7 @@
 # ORIGINS is the program of that name, COMMAND is gpureclaim, the plugins are those of origins_plugin.c, INTERPRETER is
 # origins_interpreter.c; GR_TEST_SHIM is the library, GR_TEST_SIM the simulated device.
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 
 origins=$(realpath "$1") command=$(realpath "$2") plugin=$(realpath "$3") other=$(realpath "$4")
 interpreter=$(realpath "$5") program=$(realpath "$6")
@@ -15,15 +16,7 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 2
 export TMPDIR=$folder
 unset XDG_RUNTIME_DIR
-failed=0
-
-fail() {
-        printf 'FAILED: %s\n' "$*"
-        for file in said err; do
-                [ ! -s $file ] || sed "s/^/    $file: /" $file | head -n 40 | cut -c1-200
-        done
-        failed=1
-}
+shown=(said err)
 
 # run SETTING PROGRAM [ARGUMENT...]: with the setting, "NAME=value"; output in "out", errors in "err", its id in $pid.
 pid=0

@@ -7,6 +7,7 @@
 # GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device; without it a real one is needed (else
 # 77).
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 
 program=$1 mode=$2 summaries=$3 hits=0
 shift 3
@@ -14,18 +15,12 @@ shift 3
 [ -x "$program" ] || { echo "no such program: $program" && exit 2; }
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
-failed=0
 if [ -n "${GR_TEST_SIM:-}" ]; then
         export LD_LIBRARY_PATH=$GR_TEST_SIM
 elif LC_ALL=C ldd "$program" | grep -q 'libcuda\.so\.1 => not found'; then
         echo "skipped: no CUDA driver" && exit 77
 fi
 ulimit -c 0
-
-fail() {
-        printf 'FAILED: %s\n' "$*"
-        failed=1
-}
 
 timeout 45 "$program" "$mode" >"$folder/native" 2>"$folder/native.err"
 native=$?

@@ -4,17 +4,12 @@
 #
 #   programs_test.sh NEXT_MALLOC      a program that looks up the next malloc; GR_TEST_SHIM is the library
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 
 next_malloc=$1
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
-failed=0
 unset LD_LIBRARY_PATH # no CUDA anywhere
-
-fail() {
-        printf 'FAILED: %s\n' "$*"
-        failed=1
-}
 
 # same TITLE COMMAND...: with statistics and log at their loudest, which must not matter
 same() {

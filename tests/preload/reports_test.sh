@@ -6,18 +6,13 @@
 # PROCESS is the program `process`, COMMAND is gpureclaim, SECURE is PROCESS linked with the library, for a run with
 # another user's rights; GR_TEST_SHIM is the library, GR_TEST_SIM the simulated device.
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 
 program=$1 command=$2 secure=${3:-}
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
-failed=0
+shown=("$folder/err")
 export LD_LIBRARY_PATH=$GR_TEST_SIM
-
-fail() {
-        printf 'FAILED: %s\n' "$*"
-        [ ! -s "$folder/err" ] || sed 's/^/    /' "$folder/err" | head -n 5 | cut -c1-200
-        failed=1
-}
 
 # run MODE [NAME=VALUE...]: as a program that leaves all signals alone; output in $folder/out, status in $status.
 status=0

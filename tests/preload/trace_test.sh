@@ -6,18 +6,13 @@
 # TRACED and PROCESS are the programs of those names, COMMAND is gpureclaim; GR_TEST_SHIM is the library, GR_TEST_SIM
 # the simulated device.
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 
 traced=$(realpath "$1") process=$(realpath "$2") command=$(realpath "$3")
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 2
-failed=0
-
-fail() {
-        printf 'FAILED: %s\n' "$*"
-        [ ! -s err ] || sed 's/^/    /' err | head -n 5 | cut -c1-200
-        failed=1
-}
+shown=(err)
 
 # run PROGRAM [ARGUMENT...]: with a trace in the file "trace", output in "out", status in $status.
 under=(timeout 30 env --default-signal GPURECLAIM_TRACE=trace "LD_LIBRARY_PATH=$GR_TEST_SIM"

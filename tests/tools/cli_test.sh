@@ -2,6 +2,7 @@
 # The command line of gpureclaim, against stand-ins for the library and the driver, so that it runs on any machine.
 # Usage: cli_test.sh GPURECLAIM FAKE_SHIM FAKE_DRIVER LIBDIR
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 tree=$(mktemp -d) || exit 1
 trap 'rm -rf "$tree"' EXIT
 mkdir -p "$tree/bin" "$tree/lib/gpureclaim/sim" "$tree/a/lone" "$tree/with blank/bin" "$tree/with blank/lib"
@@ -19,7 +20,6 @@ unset LD_PRELOAD LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES FAKE_DRIVER
 # The command is instrumented in a sanitizer build, the stand-in before it is not.
 export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}verify_asan_link_order=0
 for name in $(compgen -e GPURECLAIM_); do unset "$name"; done
-failed=0
 
 # want STATUS COMMAND...: runs it into $out and $err.
 want() {
@@ -29,28 +29,15 @@ want() {
         status=$?
         err=$(cat "$tree/err")
         what="$*"
-        if [ "$status" -ne "$wanted" ]; then
-                printf 'FAILED: %s: status %s, not %s\n%s\n%s\n' "$what" "$status" "$wanted" "$out" "$err"
-                failed=1
-        fi
+        [ "$status" -eq "$wanted" ] || fail "$what: status $status, not $wanted"$'\n'"$out"$'\n'"$err"
 }
 # has TEXT PATTERN: a glob, anywhere in the text.
 has() {
         # shellcheck disable=SC2053
-        if [[ $1 != *$2* ]]; then
-                printf 'FAILED: %s: no "%s" in:\n%s\n' "$what" "$2" "$1"
-                failed=1
-        fi
+        [[ $1 == *$2* ]] || fail "$what: no \"$2\" in:"$'\n'"$1"
 }
 is() {
-        if [ "$1" != "$2" ]; then
-                printf 'FAILED: %s: is "%s", not "%s"\n' "$what" "$1" "$2"
-                failed=1
-        fi
-}
-fail() {
-        printf 'FAILED: %s: %s\n' "$what" "$1"
-        failed=1
+        [ "$1" = "$2" ] || fail "$what: is \"$1\", not \"$2\""
 }
 # One clear line on standard error, nothing else.
 mistake() {
@@ -307,12 +294,12 @@ want 0 "$tool" report --json "$trace"
 has "$out" '"lifetime_median_ns": 10000000,'
 has "$out" '"bytes": 5242880,'
 has "$out" '{"block_bytes": 4096, "blocks": 1, "oldest_ns": 500000000}'
-[ -z "$(command -v python3)" ] || python3 -m json.tool <<<"$out" >"$tree/json" || fail "report --json: no JSON"
+[ -z "$(command -v python3)" ] || python3 -m json.tool <<<"$out" >"$tree/json" || fail "$what: no JSON"
 mistake 2 "report: --html and --json exclude each other" "$tool" report --html --json "$trace"
 mistake 2 "report: --json and --perfetto exclude each other" "$tool" report --perfetto --json "$trace"
 want 0 "$tool" report --perfetto "$trace"
 has "$out" '{"name": "live", "ph": "C", "ts": 1000.000, "pid": 1, "args": {"bytes": 3145728}},'
-[ -z "$(command -v python3)" ] || python3 -m json.tool <<<"$out" >"$tree/json" || fail "report --perfetto: no JSON"
+[ -z "$(command -v python3)" ] || python3 -m json.tool <<<"$out" >"$tree/json" || fail "$what: no JSON"
 echo "Thread,Time,Action,Pointer,Size,Stream" >"$trace"
 want 0 "$tool" report "$trace"
 has "$out" "$trace: 0 operations by 0 threads"

@@ -2,6 +2,7 @@
 # The installation: made and removed by the commands of README.md, whole, and of use wherever it is moved to. A folder
 # of the test (DESTDIR) stands for the root of the system. Usage: install_test.sh BUILD_FOLDER SOURCE_FOLDER PREFIX CC
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 build=$1 source=$2 prefix=$3
 for tool in meson ninja python3; do
         command -v $tool >/dev/null || { echo "no $tool here" && exit 77; }
@@ -10,7 +11,6 @@ unset LD_PRELOAD LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES DESTDIR XDG_DATA_DIRS
 for name in $(compgen -e GPURECLAIM_); do unset "$name"; done
 tree=$(realpath "$(mktemp -d)") || exit 1
 log=$build/meson-logs/install-log.txt
-failed=0
 
 # What uninstall goes by is that of the user's own installation again.
 [ ! -e "$log" ] || cp "$log" "$tree/log"
@@ -24,10 +24,6 @@ clean() {
 pid=
 trap clean EXIT
 
-fail() {
-        printf 'FAILED: %s\n' "$*"
-        failed=1
-}
 # is WHAT GOT WANT
 is() {
         [ "$2" = "$3" ] || fail "$1: is \"$2\", not \"$3\""

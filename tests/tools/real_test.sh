@@ -1,14 +1,9 @@
 #!/bin/bash
 # The command with the library and the simulated device of this build. Usage: real_test.sh GPURECLAIM
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 unset LD_PRELOAD LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES
 for name in $(compgen -e GPURECLAIM_); do unset "$name"; done
-failed=0
-
-fail() {
-        printf 'FAILED: %s\n' "$*"
-        failed=1
-}
 
 out=$("$1" doctor --sim 2>&1) || fail "doctor --sim found that gpureclaim would not work"
 for line in "the simulated device" "device 0  ok" "fences    ok" "library   ok" "hooks     ok" \

@@ -2,13 +2,13 @@
 # transparency_test.sh SCRIPT BUILD_FOLDER: scripts/transparency must call alike what is alike and notice what is not.
 # Shell stand-ins look for the shim among what is preloaded; real programs run on the simulated device.
 set -u
+. "$(dirname "$0")/../support/fail.sh"
 unset CUDA_VISIBLE_DEVICES
 
 script=$1
 build=$2
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
-failed=0
 mkdir "$folder/programs" "$folder/programs/files"
 echo given >"$folder/programs/files/input"
 
@@ -125,10 +125,7 @@ run() {
 expect() {
         local row
         row=$(grep "^| $1 |" "$folder/table.md")
-        if [[ $row != *"| $2 |"* || $row != *"${3:-}"* ]]; then
-                printf 'FAILED: %s should be "%s" with "%s": %s\n' "$1" "$2" "${3:-}" "$row"
-                failed=1
-        fi
+        [[ $row == *"| $2 |"* && $row == *"${3:-}"* ]] || fail "$1 should be \"$2\" with \"${3:-}\": $row"
 }
 
 # served NAME PERCENT: at least so much of what it asked for came from the cache.
@@ -142,13 +139,6 @@ served() {
 # The first column of the table, its heading included.
 names() {
         sed -n '/^## Tests/q;s/^| \([a-z]*\) | .*/\1/p' "$folder/table.md" | paste -sd ' '
-}
-
-must() {
-        if ! "${@:2}"; then
-                printf 'FAILED: %s\n' "$1"
-                failed=1
-        fi
 }
 
 run
