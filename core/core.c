@@ -15,7 +15,7 @@
 struct context_parts {
         struct gr_context context; /* first, so that a pointer to it is one to the whole */
         struct gr_fence fence;
-        struct gr_split split;
+        struct gr_segments segments;
         struct gr_arena first_arena;
         struct gr_spilled spilled;
         struct gr_decay decay;
@@ -65,7 +65,7 @@ static struct gr_context *context_new(struct gr_core *core, int device)
         context->device = &core->devices[device];
         context->ordinal = device;
         context->fence = &parts->fence;
-        context->split = &parts->split;
+        context->segments = &parts->segments;
         context->first_arena = &parts->first_arena;
         context->spilled = &parts->spilled;
         context->decay = &parts->decay;
@@ -74,7 +74,7 @@ static struct gr_context *context_new(struct gr_core *core, int device)
         gr_arena_init(context->first_arena, context, 0);
         atomic_init(&context->arenas[0], context->first_arena);
         atomic_init(&context->arena_count, 1);
-        gr_split_init(context);
+        gr_segments_init(context);
         return context;
 }
 
@@ -83,7 +83,7 @@ static void context_destroy(struct gr_context *context)
         for (unsigned i = 1; i < GR_SHARDS; i++)
                 gr_metadata_free(gr_arena_at(context, i), sizeof(struct gr_arena));
         gr_lock_destroy(&context->spilled->lock);
-        gr_split_destroy(context);
+        gr_segments_destroy(context);
         gr_fence_destroy(context->fence);
         gr_metadata_free(context, sizeof(struct context_parts));
 }
@@ -145,7 +145,7 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
                 core->contexts = context;
         }
         context->handle = handle;
-        gr_split_begin(context);
+        gr_segments_begin(context);
         context->alive = context->joining = true;
         added = true;
 out:
@@ -274,7 +274,7 @@ void gr_core_context_gone(struct gr_context *context)
         forget_everywhere(context);
         gr_arenas_quiesce(context);
         gr_fence_reset(context->fence);
-        gr_split_context_gone(context);
+        gr_segments_context_gone(context);
         gr_ledger_context_gone(core->ledger, context, block_gone);
         gr_arenas_context_gone(context);
         gr_graph_holds_context_gone(context);

@@ -11,9 +11,9 @@
  *           |     +-- struct gr_bin        the cached blocks of a size class, oldest first
  *           |     +-- struct gr_fastbins   the same of ranges, by exact size, with pool kind auto
  *           |     +-- recent               the live blocks whose home it is
- *           +-- struct gr_split    pool kinds split and auto (segment/)
+ *           +-- struct gr_segments  pool kinds split and auto (segment/)
  *                 +-- struct gr_segment    addresses with extents of memory (struct gr_page)
- *                       +-- struct gr_range      what they are cut into; a used one is a block (picture: split.h)
+ *                       +-- struct gr_range      what they are cut into; a used one is a block (segments_serve.h)
  *
  * The folders, from the bottom up: base/ is what any program has; context/ lists the contexts; account/ knows sizes and
  * limits; region/ is what processes share; fence/ says when freed memory may be used again; cache/ serves cached
@@ -54,8 +54,8 @@
 #include "reclaim/proactive.h"
 #include "reclaim/reclaimable.h"
 #include "reclaim/rung.h"
-#include "segment/split.h"
-#include "segment/split_trim.h"
+#include "segment/segments_serve.h"
+#include "segment/segments_trim.h"
 #include "stats.h"
 
 /*

@@ -14,7 +14,7 @@
 #include "base/size.h"
 #include "cache/arenas.h"
 #include "context/context.h"
-#include "segment/split.h"
+#include "segment/segments_serve.h"
 
 /* The figures of pinned memory, as those of a device: name in JSON, words in the text, value. */
 #define PINNED_FIGURES(FIGURE)                                                                                         \
@@ -56,7 +56,7 @@ static void count_caches(struct gr_core *core, struct gr_cache_counts *ret)
         *ret = (struct gr_cache_counts){0};
         gr_lock(&core->contexts_lock);
         for (struct gr_context *context = core->contexts; context; context = context->next) {
-                gr_split_count(context, ret);
+                gr_segments_count(context, ret);
                 gr_arenas_count(context, ret);
         }
         gr_unlock(&core->contexts_lock);

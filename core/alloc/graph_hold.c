@@ -18,7 +18,7 @@
 #include "fence/fence.h"
 #include "reclaim/trim.h"
 #include "segment/graph_segments.h"
-#include "segment/split.h"
+#include "segment/segments_serve.h"
 
 #define LOOK 256 /* parked blocks that a request looks at */
 /*
@@ -175,7 +175,7 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
 /* Whether a parked block serves the request. A small request gets no part of what is for large ones. */
 static bool serves(struct gr_block *block, const struct gr_context *context, size_t bytes)
 {
-        size_t most = bytes + bytes / LARGER_SHARE + GR_SPLIT_UNIT_BYTES;
+        size_t most = bytes + bytes / LARGER_SHARE + GR_SEGMENTS_UNIT_BYTES;
 
         gr_lock_rank_assert_held(GR_RANK_GRAPH_HOLDS);
         if (block->context != context || block->capacity_bytes < bytes)
@@ -242,7 +242,7 @@ static void unpark(struct gr_graph_hold *hold, bool single_stream, bool ends, gr
         gr_unlock(&hold->core->holds_lock);
         LL_FOREACH_SAFE (all, block, next) {
                 if (single_stream && !(block->flags & GR_BLOCK_EXPORTED))
-                        gr_split_put(block, GR_SPLIT_IDLE, 0, &should_close);
+                        gr_segments_put(block, GR_SEGMENTS_IDLE, 0, &should_close);
                 else
                         free_block(block);
         }

@@ -26,7 +26,7 @@
 #include "host/spill.h"
 #include "reclaim/reclaimable.h"
 #include "reclaim/rung.h"
-#include "segment/split.h"
+#include "segment/segments_serve.h"
 
 #define BYPASS_NS        UINT64_C(250000000)  /* after a failure the thread's frees go to the driver for so long */
 #define RETURNS_NS       UINT64_C(1000000000) /* longest wait for what other threads give back */
@@ -158,8 +158,8 @@ static int from_larger(struct climb *climb, enum gr_rung rung, struct gr_block *
 
         if (!any_block_serves(climb) || !gr_pool_kind_has_segments(context) || gr_fence_is_broken(context->fence))
                 return climb->error;
-        *ret_block =
-                gr_split_take(context, climb->bytes, rung == GR_RUNG_SYNC ? GR_SPLIT_FROM_ANY : GR_SPLIT_FROM_USED);
+        *ret_block = gr_segments_take(context, climb->bytes,
+                                      rung == GR_RUNG_SYNC ? GR_SEGMENTS_FROM_ANY : GR_SEGMENTS_FROM_USED);
         return *ret_block ? 0 : climb->error;
 }
 
@@ -246,7 +246,7 @@ out:
  */
 static int from_driver_plainly(struct climb *climb, struct gr_block **ret_block)
 {
-        if (climb->error != -ENOMEM || !climb->request || !climb->request->by_split)
+        if (climb->error != -ENOMEM || !climb->request || !climb->request->by_segments)
                 return climb->error;
         return note(climb, gr_source_fresh_plain(climb->request, ret_block));
 }

@@ -18,8 +18,8 @@
 #include "fence/fence_wait.h"
 #include "host/spill.h"
 #include "reclaim/trim.h"
+#include "segment/segments_serve.h"
 #include "segment/slack.h"
-#include "segment/split.h"
 
 #define QUARANTINE_BYTES (UINT64_C(256) << 20) /* with many streams no barrier is laid for a quarantine below this */
 
@@ -37,7 +37,7 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr)
  */
 static uint64_t own_epoch(const struct gr_source_request *request)
 {
-        if (request->by_split)
+        if (request->by_segments)
                 return gr_arena_fastbin_epoch(request->arena, request->bytes);
         if (request->class >= GR_CLASS_EXACT || gr_bin_count(&request->arena->bins[request->class]) == 0)
                 return 0;
@@ -55,9 +55,9 @@ static struct gr_block *take_own_behind_barrier(struct gr_source_request *reques
 
         assert(epoch > 0);
         if (gr_fence_barrier_for(request->context->fence, epoch) == 0)
-                block = request->by_split ? gr_arena_take_fastbin(request->arena, request->bytes)
-                                          : gr_arena_take(request->arena, request->class, request->class,
-                                                          request->bytes, SIZE_MAX);
+                block = request->by_segments ? gr_arena_take_fastbin(request->arena, request->bytes)
+                                             : gr_arena_take(request->arena, request->class, request->class,
+                                                             request->bytes, SIZE_MAX);
         if (!block) /* blocks taken by others, or a capture is open */
                 block = gr_source_take(request);
         return block;
@@ -75,7 +75,7 @@ static bool choose_fresh(const struct gr_source_request *request)
 
         if (context->core->config.reuse != GR_REUSE_AUTO)
                 return false;
-        if (!request->by_split)
+        if (!request->by_segments)
                 return gr_preallocate_or_gather(request->arena, request->class);
         return gr_is_small(request->bytes) && gr_budget_excess(context->device) == 0 &&
                gr_budget_room(context->device) >= GR_PAGE_BYTES &&
@@ -94,17 +94,17 @@ static struct gr_block *take_fenced(struct gr_source_request *request, uint64_t 
         struct gr_block *block = NULL;
         bool barrier;
 
-        if (!request->by_split && (!request->class_waits || (epoch > 0 && choose_fresh(request))))
+        if (!request->by_segments && (!request->class_waits || (epoch > 0 && choose_fresh(request))))
                 return NULL;
         barrier = gr_fence_barrier_is_cheap(context->fence);
-        if (request->by_split && !request->class_waits &&
-            ((epoch == 0 && !gr_split_has_waiting(context)) || ((epoch > 0 || barrier) && choose_fresh(request))))
+        if (request->by_segments && !request->class_waits &&
+            ((epoch == 0 && !gr_segments_have_waiting(context)) || ((epoch > 0 || barrier) && choose_fresh(request))))
                 return NULL;
         if (!barrier) {
                 uint64_t bound = gr_max(gr_budget_not_cached(context->device) / 4, QUARANTINE_BYTES);
 
                 gr_fence_look_for(context->fence, epoch > 0 ? epoch : UINT64_MAX);
-                if (request->by_split && epoch > 0)
+                if (request->by_segments && epoch > 0)
                         block = gr_arena_take_fastbin(request->arena, request->bytes);
                 if (!block)
                         block = gr_source_take(request);
@@ -112,7 +112,7 @@ static struct gr_block *take_fenced(struct gr_source_request *request, uint64_t 
                         return block;
                 barrier = gr_fence_quarantine_bytes(context->fence) > bound &&
                           gr_fence_barrier_is_safe(context->fence) &&
-                          (!request->by_split || gr_split_would_help(context, request->bytes));
+                          (!request->by_segments || gr_segments_would_help(context, request->bytes));
         }
         if (!barrier || gr_fence_barrier(context->fence))
                 return NULL;
@@ -160,12 +160,12 @@ static struct gr_block *take_cached(struct gr_source_request *request)
         struct gr_block *block;
 
         if (epoch > 0 && !gr_fence_is_broken(context->fence)) {
-                block = request->by_split ? gr_split_take_usable(context, request->bytes) : NULL;
+                block = request->by_segments ? gr_segments_take_usable(context, request->bytes) : NULL;
                 if (block)
                         return block;
                 if (gr_fence_barrier_is_cheap(context->fence))
                         return choose_fresh(request) ? NULL : take_own_behind_barrier(request, epoch);
-                if (request->by_split) { /* to look for another range would merge the one that waits */
+                if (request->by_segments) { /* to look for another range would merge the one that waits */
                         request->class_waits = !gr_arenas_class_empty(context, request->class);
                         return take_fenced(request, epoch);
                 }
@@ -337,13 +337,13 @@ static int wait_if_asked(struct gr_context *context, const struct free_mode *mod
  * The rest of gr_pool_free for a range of a segment, which can be returned only with its whole segment. With give_back
  * the host must not wait, as the GPU may wait for what it does next.
  */
-static int free_split(struct gr_core *core, struct gr_block *block, const struct free_mode *mode)
+static int free_range(struct gr_core *core, struct gr_block *block, const struct free_mode *mode)
 {
         struct gr_context *context = block->context;
         struct gr_fence *fence = context->fence;
         bool never = block->flags & GR_BLOCK_EXPORTED || gr_fence_overflow(fence) || gr_fence_is_broken(fence);
         bool by_driver = never || bypassed(core), should_close = false;
-        uint64_t epoch = GR_SPLIT_NEVER;
+        uint64_t epoch = GR_SEGMENTS_NEVER;
         int rc = 0;
 
         /* No fence covers all contexts that may use it, so this waits for them all, as the driver's free would. */
@@ -354,15 +354,16 @@ static int free_split(struct gr_core *core, struct gr_block *block, const struct
         if (!never) {
                 rc = wait_if_asked(context, mode);
                 if (!rc)
-                        epoch = GR_SPLIT_IDLE;
+                        epoch = GR_SEGMENTS_IDLE;
                 else if (rc == -EBUSY)
                         epoch = gr_fence_note_freed(fence, block->capacity_bytes);
                 else
                         by_driver = true;
         }
-        rc = gr_split_put(block, epoch,
-                          (by_driver ? GR_SPLIT_PUT_BY_DRIVER : 0) | (mode->give_back ? 0 : GR_SPLIT_PUT_WAITS),
-                          &should_close);
+        rc = gr_segments_put(block, epoch,
+                             (by_driver ? GR_SEGMENTS_PUT_BY_DRIVER : 0) |
+                                     (mode->give_back ? 0 : GR_SEGMENTS_PUT_WAITS),
+                             &should_close);
         if (!rc && should_close)
                 gr_fence_close(context->fence);
         wake_if_needed(context);
@@ -398,7 +399,7 @@ GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block
         if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
                 return free_host(core, block);
         if (block->flags & GR_BLOCK_RANGE)
-                return free_split(core, block, mode);
+                return free_range(core, block, mode);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE || gr_fence_is_broken(fence) ||
             gr_fence_overflow(fence) || bypassed(core))
                 return free_by_driver(core, block, mode);
@@ -432,7 +433,7 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_b
                 return 0;
         }
         rc = block ? 0 : gr_block_claim(core, ptr, &block);
-        if (rc == -ENOENT && gr_split_find(core, ptr, &(struct gr_split_place){0}) == 0)
+        if (rc == -ENOENT && gr_segments_find(core, ptr, &(struct gr_segments_place){0}) == 0)
                 return -EALREADY; /* inside a segment, which the driver must not be asked to free */
         if (rc)
                 return rc;

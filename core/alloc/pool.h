@@ -1,6 +1,6 @@
 /*
  * The pool: what an allocation and a free of the program do. Freed blocks of a context wait in bins by size class,
- * where one block is one allocation of the driver, or as ranges in segments (segment/split.h).
+ * where one block is one allocation of the driver, or as ranges in segments (segment/segments_serve.h).
  *
  * Functions return 0 or -errno, and leave ret_ outputs untouched on failure; errors of the driver (gr_driver_error) are
  * returned as they are. Any thread may call them, without a lock of core/, unless a comment says otherwise.

@@ -16,8 +16,8 @@
 #include "cache/pool_kind.h"
 #include "context/context.h"
 #include "host/pinned.h"
-#include "segment/split.h"
-#include "segment/split_trim.h"
+#include "segment/segments_serve.h"
+#include "segment/segments_trim.h"
 
 struct gr_source_request gr_source_request(struct gr_context *context, size_t bytes, gr_source_allocate *allocate,
                                            void *arg)
@@ -28,7 +28,7 @@ struct gr_source_request gr_source_request(struct gr_context *context, size_t by
                                           arg,
                                           .arena = gr_arena_own(context),
                                           .class = gr_class_of(bytes),
-                                          .by_split = !allocate && gr_pool_kind_split_serves(context, bytes)};
+                                          .by_segments = !allocate && gr_pool_kind_segments_serve(context, bytes)};
 }
 
 static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_source_request *request, bool may_be_larger)
@@ -61,9 +61,9 @@ GR_HOT_CODE static struct gr_block *take_from_cache(struct gr_source_request *re
         request->class_waits = false;
         if (gr_fence_is_broken(context->fence))
                 return NULL;
-        if (request->by_split || (may_be_larger && gr_pool_kind_has_segments(context))) {
-                struct gr_block *block =
-                        gr_split_take(context, request->bytes, may_be_larger ? GR_SPLIT_FROM_ALL : GR_SPLIT_FROM_CLOSE);
+        if (request->by_segments || (may_be_larger && gr_pool_kind_has_segments(context))) {
+                struct gr_block *block = gr_segments_take(
+                        context, request->bytes, may_be_larger ? GR_SEGMENTS_FROM_ALL : GR_SEGMENTS_FROM_CLOSE);
 
                 assert(!block || (block->flags & GR_BLOCK_RANGE && block->capacity_bytes >= request->bytes));
                 if (block)
@@ -85,8 +85,8 @@ struct gr_block *gr_source_take_larger(struct gr_source_request *request)
 
 int gr_source_fresh(const struct gr_source_request *request, struct gr_block **ret_block)
 {
-        if (request->by_split) {
-                int rc = gr_split_grow(request->context, request->bytes, ret_block);
+        if (request->by_segments) {
+                int rc = gr_segments_grow(request->context, request->bytes, ret_block);
 
                 if (rc != -ENOTSUP)
                         return rc;

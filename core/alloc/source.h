@@ -27,7 +27,7 @@ struct gr_source_request {
         void *arg;
         struct gr_arena *arena; /* the calling thread's own */
         unsigned class;         /* of bytes */
-        bool by_split;          /* segments serve it; else the bins, or allocate */
+        bool by_segments;       /* segments serve it; else the bins, or allocate */
         bool optional;          /* less would do: the ladder ends early, and reports nothing */
         bool class_waits;       /* bins have blocks of its class; set by gr_source_take where it finds none usable */
 };

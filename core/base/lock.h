@@ -54,7 +54,7 @@ enum gr_rank {
         GR_RANK_FENCE,         /* one context's epochs; held across record, wait and query */
         GR_RANK_EVENTS,        /* one context's idle events */
         GR_RANK_SPILLED,       /* one context's freed blocks of host memory */
-        GR_RANK_SPLIT,         /* one context's segments */
+        GR_RANK_SEGMENTS,      /* one context's segments */
         GR_RANK_PINNED,        /* cached pinned memory */
         GR_RANK_MAPPINGS,      /* memory is mapped or unmapped; held across those calls */
         GR_RANK_IMPORTS,       /* which memory of other processes is open */

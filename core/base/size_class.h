@@ -28,7 +28,7 @@
 #define GR_CLASS_EXACT (GR_CLASS_SMALL + 16)            /* to 32 MiB: every block of a class has the same size */
 #define GR_CLASS_COUNT (GR_CLASS_EXACT + (40 - 25) * 8) /* to GR_BLOCK_MAX_BYTES */
 
-#define GR_SPLIT_UNIT_BYTES ((size_t)512) /* sizes and addresses of ranges are multiples of it */
+#define GR_SEGMENTS_UNIT_BYTES ((size_t)512) /* sizes and addresses of ranges are multiples of it */
 
 _Static_assert(GR_PAGE_BYTES == (size_t)1 << GR_PAGE_SHIFT, "a shift finds the page");
 _Static_assert(GR_SMALL_MAX_BYTES < GR_PAGE_BYTES, "a block of a slab fits in it");

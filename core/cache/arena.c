@@ -61,9 +61,9 @@ static __attribute__((noinline)) struct gr_arena *make_own(struct gr_context *co
                 gr_metadata_free(arena, sizeof(*arena));
                 return none;
         }
-        if (atomic_fetch_add(&context->arena_count, 1) + 1 >= GR_SPLIT_MANY_ARENAS &&
+        if (atomic_fetch_add(&context->arena_count, 1) + 1 >= GR_SEGMENTS_MANY_ARENAS &&
             context->core->config.pool == GR_POOL_AUTO)
-                atomic_store(&context->split_least_bytes, GR_SMALL_MAX_BYTES);
+                atomic_store(&context->segments_least_bytes, GR_SMALL_MAX_BYTES);
         return arena;
 }
 
@@ -252,7 +252,7 @@ bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes)
         return large + bytes <= gr_max(peak / FASTBIN_SHARE / arenas, FASTBIN_LEAST_BYTES);
 }
 
-/* As gr_arena_alloc, for a request that split serves. */
+/* As gr_arena_alloc, for a request that segments serve. */
 GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct gr_context *context, size_t bytes)
 {
         struct gr_arena *arena = gr_arena_at(context, gr_shard());
@@ -262,7 +262,7 @@ GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct 
         if (!arena)
                 return 0;
         gr_arena_lock(arena);
-        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
+        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));
         if (block && may_hand_out(block, context, context->fence)) {
                 gr_fastbin_leave(&arena->fastbins, block);
                 ptr = hand_out_at_home(arena, block, next_generation(arena), bytes);
@@ -277,7 +277,7 @@ struct gr_block *gr_arena_take_fastbin(struct gr_arena *arena, size_t bytes)
         struct gr_block *block;
 
         gr_arena_lock(arena);
-        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
+        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));
         if (block && may_hand_out(block, arena->context, arena->context->fence)) {
                 gr_fastbin_leave(&arena->fastbins, block);
                 count_hit(arena);
@@ -296,7 +296,7 @@ uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes)
         if (gr_fastbins_bytes(&arena->fastbins) == 0)
                 return 0;
         gr_arena_lock(arena);
-        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
+        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));
         epoch = block ? block->freed_epoch : 0;
         gr_arena_unlock(arena);
         return epoch;
@@ -311,7 +311,7 @@ GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         uint64_t ptr = 0;
         unsigned class;
 
-        if (__builtin_expect(gr_pool_kind_split_serves(context, bytes), 0))
+        if (__builtin_expect(gr_pool_kind_segments_serve(context, bytes), 0))
                 return alloc_from_fastbin(context, bytes);
         class = gr_class_of(bytes);
         arena = gr_arena_at(context, gr_shard());
@@ -399,7 +399,7 @@ static inline __attribute__((always_inline)) bool take_back(struct gr_arena *are
 
 /* As gr_arena_free, for a range that arena, which may be NULL, remembers. */
 GR_HOT_CODE static __attribute__((noinline)) struct gr_context *
-take_back_split(struct gr_core *core, struct gr_arena *arena, uint64_t ptr, bool *ret_should_close)
+take_back_range(struct gr_core *core, struct gr_arena *arena, uint64_t ptr, bool *ret_should_close)
 {
         if (core->config.pool != GR_POOL_AUTO || core->config.reuse == GR_REUSE_SYNC || !arena ||
             !gr_pool_kind_has_segments(arena->context))
@@ -412,12 +412,12 @@ GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr,
         struct gr_arena *arena = gr_thread.hit_arena;
 
         if (__builtin_expect(gr_pool_kind_in_expandable(core, ptr), 0))
-                return take_back_split(core, arena, ptr, ret_should_close);
+                return take_back_range(core, arena, ptr, ret_should_close);
         if (__builtin_expect(core->config.reuse == GR_REUSE_SYNC || !arena, 0))
                 return NULL;
         if (__builtin_expect(take_back(arena, ptr, 0, ret_should_close), 1))
                 return arena->context;
-        return take_back_split(core, arena, ptr, ret_should_close);
+        return take_back_range(core, arena, ptr, ret_should_close);
 }
 
 GR_HOT_CODE struct gr_arena *gr_arena_free_at_home(struct gr_core *core, uint64_t ptr, bool *ret_should_close)
@@ -428,7 +428,7 @@ GR_HOT_CODE struct gr_arena *gr_arena_free_at_home(struct gr_core *core, uint64_
                 return NULL;
         if (core->config.reuse != GR_REUSE_SYNC && take_back(home, ptr, 0, ret_should_close))
                 return home;
-        return take_back_split(core, home, ptr, ret_should_close) ? home : NULL;
+        return take_back_range(core, home, ptr, ret_should_close) ? home : NULL;
 }
 
 GR_HOT_CODE struct gr_block *gr_arena_claim(struct gr_core *core, uint64_t ptr)

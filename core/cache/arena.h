@@ -130,7 +130,7 @@ void gr_arena_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_b
 
 /*
  * The fast path of an allocation: hands the oldest block of the request's class in the calling thread's arena to the
- * program if it is usable; for a request that split serves, one of exactly its size from the fastbins. Returns its
+ * program if it is usable; for a request that segments serve, one of exactly its size from the fastbins. Returns its
  * address, or 0: ask the slow path.
  */
 uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes);

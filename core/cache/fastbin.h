@@ -3,7 +3,7 @@
  * quick fit (C. B. Weinstock and W. A. Wulf, 1988). Nothing is merged or cut, and the block stays in the ledger, so
  * that a hit needs no lock but the arena's.
  *
- * Each arena has a set of its own: threads that allocate at the same time do not meet at the split's lock. The pages
+ * Each arena has a set of its own: threads that allocate at the same time do not meet at the segments' lock. The pages
  * count as used meanwhile, so a set holds few ranges above 1 MiB (gr_arena_fastbins_have_room). When it is full, or a
  * request fits nowhere else, all of its ranges are merged (coalesced) at once. All functions here are called with the
  * lock of the arena held, unless a comment says otherwise. No other file uses the fields.

@@ -302,7 +302,7 @@ int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info 
                         .exported = block->flags & GR_BLOCK_EXPORTED,
                         .spilled = block->flags & GR_BLOCK_SPILLED,
                         .host = block->flags & GR_BLOCK_HOST,
-                        .split = block->flags & GR_BLOCK_RANGE,
+                        .is_range = block->flags & GR_BLOCK_RANGE,
                         .sync = block->flags & GR_BLOCK_SYNC,
                         .kind = block->kind,
                 };

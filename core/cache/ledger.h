@@ -32,7 +32,7 @@ enum gr_block_flags {
         GR_BLOCK_EXPORTED = 1, /* known outside (IPC, RDMA, attributes set): its free goes to the driver */
         GR_BLOCK_SPILLED = 2,  /* host memory in place of the device's; constant */
         GR_BLOCK_HOST = 4,     /* pinned host memory (pinned.h); constant */
-        GR_BLOCK_RANGE = 8,    /* a range of a segment (split.h), not an allocation of its own; constant */
+        GR_BLOCK_RANGE = 8,    /* a range of a segment (segments_serve.h), not an allocation of its own; constant */
         GR_BLOCK_SYNC = 16,    /* what the program has set as SYNC_MEMOPS, where the driver does not keep it */
         GR_BLOCK_GRAPH = 32,   /* with GR_BLOCK_RANGE: of a graph segment (segment/graph_segments.h); constant */
 };
@@ -168,7 +168,7 @@ struct gr_block_info {
         bool exported;              /* to another process or interface: its free goes to the driver */
         bool spilled;               /* host memory, in place of the device's */
         bool host;                  /* pinned host memory; kind: which (pinned.h) */
-        bool split;                 /* a range of a segment */
+        bool is_range;              /* a range of a segment */
         bool sync;                  /* gr_ledger_set_sync */
         unsigned kind;
 };

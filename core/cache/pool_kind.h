@@ -1,6 +1,6 @@
 /*
  * Which part of the pool a request or an address is for: the bins (arena.h), or the segments of pool kinds `split` and
- * `auto` (segment/split.h).
+ * `auto` (segment/segments_serve.h).
  */
 #ifndef GR_POOL_KIND_H
 #define GR_POOL_KIND_H
@@ -15,13 +15,13 @@
 #include "fence/fence.h"
 
 /*
- * Bins serve requests up to GR_SPLIT_LEAST_BYTES, with GR_POOL_AUTO up to GR_SPLIT_LEAST_AUTO_BYTES
- * (docs/measurements.md, small-requests). From GR_SPLIT_MANY_ARENAS on, so many threads allocate that they would wait
- * for each other at the split's lock: then bins serve requests up to 1 MiB, which takes more memory.
+ * Bins serve requests up to GR_SEGMENTS_LEAST_BYTES, with GR_POOL_AUTO up to GR_SEGMENTS_LEAST_AUTO_BYTES
+ * (docs/measurements.md, small-requests). From GR_SEGMENTS_MANY_ARENAS on, so many threads allocate that they would
+ * wait for each other at the segments' lock: then bins serve requests up to 1 MiB, which takes more memory.
  */
-#define GR_SPLIT_LEAST_BYTES      ((size_t)16 << 10)
-#define GR_SPLIT_LEAST_AUTO_BYTES ((size_t)64 << 10)
-#define GR_SPLIT_MANY_ARENAS      4
+#define GR_SEGMENTS_LEAST_BYTES      ((size_t)16 << 10)
+#define GR_SEGMENTS_LEAST_AUTO_BYTES ((size_t)64 << 10)
+#define GR_SEGMENTS_MANY_ARENAS      4
 
 /*
  * Whether ptr lies in one of the newest expandable segments, so that it is most likely a range and not a block of a
@@ -36,24 +36,24 @@ static inline bool gr_pool_kind_in_expandable(struct gr_core *core, uint64_t ptr
                 ptr - atomic_load_explicit(&core->expandable_ptrs[1], memory_order_relaxed) < bytes);
 }
 
-/* Whether the context's split serves new requests: with pool kinds split and auto, if it could be set up. */
+/* Whether the context's segments serve new requests: with pool kinds `split` and `auto`, if any could be set up. */
 static inline bool gr_pool_kind_has_segments(struct gr_context *context)
 {
-        return __builtin_expect(atomic_load_explicit(&context->split_active, memory_order_relaxed), 0);
+        return __builtin_expect(atomic_load_explicit(&context->segments_active, memory_order_relaxed), 0);
 }
 
 /*
- * Whether split, and not a bin, serves a request of so many bytes. Bins serve only where barriers are cheap: elsewhere
- * they would take fresh memory while freed blocks wait, with many calls of the driver for small ones. But if many
- * threads allocate, the bins serve all small requests (GR_SPLIT_MANY_ARENAS).
+ * Whether segments, and not a bin, serve a request of so many bytes. Bins serve only where barriers are cheap:
+ * elsewhere they would take fresh memory while freed blocks wait, with many calls of the driver for small ones. But if
+ * many threads allocate, the bins serve all small requests (GR_SEGMENTS_MANY_ARENAS).
  */
-static inline bool gr_pool_kind_split_serves(struct gr_context *context, size_t bytes)
+static inline bool gr_pool_kind_segments_serve(struct gr_context *context, size_t bytes)
 {
         size_t least;
 
         if (!gr_pool_kind_has_segments(context))
                 return false;
-        least = atomic_load_explicit(&context->split_least_bytes, memory_order_relaxed);
+        least = atomic_load_explicit(&context->segments_least_bytes, memory_order_relaxed);
         return bytes > least || (least < GR_SMALL_MAX_BYTES && !gr_fence_barrier_is_cheap(context->fence));
 }
 

@@ -36,7 +36,7 @@ struct gr_pinned;
 struct gr_proactive;
 struct gr_registry;
 struct gr_spilled;
-struct gr_split;
+struct gr_segments;
 
 struct gr_context {
         /* What every hit reads. Pointers to the parts are constant. */
@@ -44,18 +44,18 @@ struct gr_context {
         struct gr_device *device;
         struct gr_fence *fence;
         _Atomic unsigned arenas_quiesced; /* calls of gr_arenas_quiesce without their resume */
-        _Atomic bool split_active;        /* new requests are served by split */
-        /* Bins serve requests up to this size all the same (gr_pool_kind_split_serves); only grows. */
-        _Atomic size_t split_least_bytes;
+        _Atomic bool segments_active;     /* new requests are served by segments */
+        /* Bins serve requests up to this size all the same (gr_pool_kind_segments_serve); only grows. */
+        _Atomic size_t segments_least_bytes;
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
         struct gr_arena *first_arena;
         _Atomic unsigned arena_count; /* arenas that are not NULL */
         _Atomic unsigned graph_users; /* holds of graphs that share memory here (segment/graph_segments.h) */
 
-        struct gr_split *split;
+        struct gr_segments *segments;
         /*
          * Set once a range of the context was freed that must not be reused. From then on freed ranges are merged and
-         * none goes into a fastbin, so that what is wholly free can go back. Written with the split's lock held.
+         * none goes into a fastbin, so that what is wholly free can go back. Written with the segments' lock held.
          */
         _Atomic bool fastbins_closed;
         _Atomic uint32_t generations; /* the arenas take the generations of ranges from here, some at a time */

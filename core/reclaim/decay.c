@@ -12,7 +12,7 @@
 #include "fence/fence.h"
 #include "host/pinned.h"
 #include "reclaim/trim.h"
-#include "segment/split_trim.h"
+#include "segment/segments_trim.h"
 
 #define PACE_NS UINT64_C(1000000) /* between two batches, so that other threads get to call the driver */
 
@@ -40,13 +40,13 @@ uint64_t gr_decay_step_ns(const struct gr_core *core)
 /* What no request needed since the last call, of a size class or of the segments. */
 static uint64_t unneeded(struct gr_context *context, unsigned kind)
 {
-        return kind == GR_DECAY_SEGMENTS ? gr_split_trim_unneeded(context) : gr_bins_trim_unneeded(context, kind);
+        return kind == GR_DECAY_SEGMENTS ? gr_segments_trim_unneeded(context) : gr_bins_trim_unneeded(context, kind);
 }
 
 /* Returns idle memory of a size class or of the segments, at most most_bytes. Returns the bytes that left the cache. */
 static uint64_t return_idle(struct gr_context *context, unsigned kind, uint64_t most_bytes)
 {
-        return kind == GR_DECAY_SEGMENTS ? gr_split_trim_most(context, most_bytes)
+        return kind == GR_DECAY_SEGMENTS ? gr_segments_trim_most(context, most_bytes)
                                          : gr_bins_trim_class(context, kind, most_bytes);
 }
 
@@ -182,7 +182,7 @@ static bool decay_one(struct gr_context *context, void *arg)
                 decay->stepped_ns += passed * step_ns;
                 gr_fence_close(context->fence);
                 gr_fence_poll(context->fence);
-                gr_split_trim_collect(context);
+                gr_segments_trim_collect(context);
                 return_due(context, steps);
         }
         if (!round->next_ns || decay->stepped_ns + step_ns < round->next_ns)

@@ -11,8 +11,8 @@
 #include "fence/fence.h"
 #include "fence/fence_wait.h"
 #include "host/spill.h"
-#include "segment/split_state.h"
-#include "segment/split_trim.h"
+#include "segment/segments_state.h"
+#include "segment/segments_trim.h"
 
 uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
 {
@@ -21,7 +21,7 @@ uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
         if (back >= want_bytes)
                 return back;
         gr_budget_returns_begin(context->device);
-        want_bytes = gr_split_trim(context, want_bytes - back);
+        want_bytes = gr_segments_trim(context, want_bytes - back);
         if (want_bytes > 0)
                 gr_arenas_returned(context, UINT64_MAX);
         gr_budget_returns_end(context->device, want_bytes);
@@ -33,7 +33,7 @@ bool gr_trim_has_none(struct gr_context *context)
         for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
                 if (!gr_arenas_class_empty(context, class))
                         return false;
-        return gr_split_trim_has_none(context);
+        return gr_segments_trim_has_none(context);
 }
 
 static bool maintain_one(struct gr_context *context, void *arg)
@@ -51,7 +51,7 @@ static bool maintain_one(struct gr_context *context, void *arg)
         if (gr_fence_close(context->fence) == -ENOTSUP)
                 gr_fence_sync(context->fence); /* an older driver: only this thread waits */
         gr_fence_poll(context->fence);
-        gr_split_trim_merge_fastbins(context); /* what fastbins keep from the driver is excess, too */
+        gr_segments_trim_merge_fastbins(context); /* what fastbins keep from the driver is excess, too */
         gr_trim(context, gr_budget_excess(context->device));
         if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context->fence))
                 *waiting = true;

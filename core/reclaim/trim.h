@@ -1,8 +1,8 @@
 /*
- * Trim returns cached memory of bins (cache/bins_trim.h) and of segments (segment/split_trim.h) to the driver: of one
- * context until enough is returned, or of all contexts down to the limits on the cache. No lock is held at the calls.
- * Nothing here waits for the GPU, except gr_trim_excess with older drivers, which cannot record an event for a whole
- * context.
+ * Trim returns cached memory of bins (cache/bins_trim.h) and of segments (segment/segments_trim.h) to the driver: of
+ * one context until enough is returned, or of all contexts down to the limits on the cache. No lock is held at the
+ * calls. Nothing here waits for the GPU, except gr_trim_excess with older drivers, which cannot record an event for a
+ * whole context.
  */
 #ifndef GR_TRIM_H
 #define GR_TRIM_H
@@ -14,7 +14,9 @@
 struct gr_context;
 struct gr_core;
 
-/* gr_bins_trim for want_bytes, then gr_split_trim for what is missing. Returns the bytes that the device got back. */
+/*
+ * gr_bins_trim for want_bytes, then gr_segments_trim for what is missing. Returns the bytes that the device got back.
+ */
 uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes);
 
 /*
@@ -23,7 +25,7 @@ uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes);
  */
 bool gr_trim_excess(struct gr_core *core);
 
-/* Whether the context has no cached memory, and nothing left for later (gr_split_trim_has_none). */
+/* Whether the context has no cached memory, and nothing left for later (gr_segments_trim_has_none). */
 bool gr_trim_has_none(struct gr_context *context);
 
 #endif

@@ -23,7 +23,7 @@
 #include "segment/range.h"
 #include "segment/remap.h"
 #include "segment/segments.h"
-#include "segment/split_state.h"
+#include "segment/segments_state.h"
 
 /* Addresses are reserved for so many times the device's memory: holes cost nothing. */
 #define ADDRESSES_SHARE 4
@@ -32,7 +32,7 @@
 #define TRIM_BATCH_BYTES (UINT64_C(256) << 20)
 #define TRIM_BATCH       64
 
-/* Below, the split's lock is held unless a comment says otherwise. */
+/* Below, the segments' lock is held unless a comment says otherwise. */
 
 /*
  * Notes a new expandable segment for gr_pool_kind_in_expandable. While there is none of the other size, that entry gets
@@ -40,7 +40,7 @@
  */
 static void note_expandable(struct gr_core *core, bool small, uint64_t ptr, uint64_t bytes)
 {
-        gr_lock_rank_assert_held(GR_RANK_SPLIT);
+        gr_lock_rank_assert_held(GR_RANK_SEGMENTS);
         atomic_store(&core->expandable_ptrs[small], ptr);
         atomic_compare_exchange_strong(&core->expandable_ptrs[!small], &(uint64_t){0}, ptr);
         atomic_store(&core->expandable_pages, (uint32_t)(bytes >> GR_PAGE_SHIFT));
@@ -81,14 +81,14 @@ static struct gr_segment *new_segment(struct gr_context *context, enum gr_expand
 int gr_expandable_open(struct gr_context *context, enum gr_expandable_kind kind)
 {
         bool graph = gr_is_graph_kind(kind);
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         const struct gr_driver *driver = context->core->driver;
         struct gr_segment *segment;
         uint64_t bytes = 0, total, ptr = 0;
         bool added = false;
 
-        gr_lock_rank_assert_free_from(GR_RANK_SPLIT);
-        if (!driver->mem_reserve || atomic_load(&split->expandable_refused))
+        gr_lock_rank_assert_free_from(GR_RANK_SEGMENTS);
+        if (!driver->mem_reserve || atomic_load(&segments->expandable_refused))
                 return -ENOSPC;
         if (driver->mem_info(context->handle, &(uint64_t){0}, &total))
                 goto refuse;
@@ -102,22 +102,22 @@ int gr_expandable_open(struct gr_context *context, enum gr_expandable_kind kind)
         segment = new_segment(context, kind, ptr, bytes);
         if (!segment)
                 goto refuse;
-        gr_lock(&split->lock);
-        if (!split->expandable[kind] && gr_segments_add(split, segment)) {
-                split->expandable[kind] = segment;
+        gr_lock(&segments->lock);
+        if (!segments->expandable[kind] && gr_segments_add(segments, segment)) {
+                segments->expandable[kind] = segment;
                 if (!graph)
                         note_expandable(context->core, segment->small, ptr, bytes);
                 gr_extent_hole_enter(segment->first);
                 added = true;
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         if (added)
                 return 0;
         gr_block_delete(segment->first); /* another thread was faster */
         gr_expandable_close(context, segment);
-        return split->expandable[kind] ? 0 : -ENOSPC;
+        return segments->expandable[kind] ? 0 : -ENOSPC;
 refuse:
-        if (!graph && !atomic_exchange(&split->expandable_refused, true))
+        if (!graph && !atomic_exchange(&segments->expandable_refused, true))
                 gr_log(GR_LOG_INFO, "no mapped memory here: pool kind %s",
                        context->core->config.pool == GR_POOL_AUTO ? "auto serves from bins instead"
                                                                   : "split takes segments from the driver's allocator");
@@ -188,9 +188,9 @@ static uint64_t idle_run(struct gr_context *context, const struct gr_range *rang
 static struct gr_range *idle_range(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes,
                                    uint64_t *ret_at, uint64_t *ret_bytes)
 {
-        gr_assert_locked(&context->split->lock);
+        gr_assert_locked(&context->segments->lock);
         for (int kind = GR_EXPANDABLE_KINDS; kind-- > 0;) { /* small requests' first */
-                const struct gr_free_lists *lists = &context->split->free[kind];
+                const struct gr_free_lists *lists = &context->segments->free[kind];
                 struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
 
                 for (; range && !range->segment->in_graphs; range = gr_range_next(lists, range)) {
@@ -248,29 +248,29 @@ uint64_t gr_expandable_unmap_fresh(struct gr_context *context, struct gr_range *
 /* Lock not held. */
 uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         uint64_t gone = 0, last = 1, at, bytes;
         struct gr_range *range;
 
-        gr_lock(&split->lock);
+        gr_lock(&segments->lock);
         while (gone < want_bytes && gone < most_bytes && last > 0) {
                 gr_remap_collect(context);
                 gr_segments_free_usable(context);
                 range = idle_range(context, want_bytes - gone, most_bytes - gone, &at, &bytes);
-                range = range ? gr_range_isolate(split, range, at, bytes) : NULL;
+                range = range ? gr_range_isolate(segments, range, at, bytes) : NULL;
                 if (!range)
                         break;
-                split->busy++;
-                gr_unlock(&split->lock);
+                segments->busy++;
+                gr_unlock(&segments->lock);
                 last = gr_expandable_unmap(context, range);
                 gone += last;
-                gr_lock(&split->lock);
-                assert(split->busy > 0);
-                split->busy--;
-                gr_split_surplus(split, -(int64_t)last);
-                gr_extent_settle(split, range, GR_RANGE_FREE);
+                gr_lock(&segments->lock);
+                assert(segments->busy > 0);
+                segments->busy--;
+                gr_segments_surplus(segments, -(int64_t)last);
+                gr_extent_settle(segments, range, GR_RANGE_FREE);
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return gone;
 }
 
@@ -291,40 +291,41 @@ static bool is_unused(const struct gr_segment *segment, const struct gr_page *ex
 }
 
 /* Cuts a free or stuck range at ptr; both parts keep the state. Returns the rest; NULL: out of memory. */
-static struct gr_range *part(struct gr_split *split, struct gr_range *range, uint64_t ptr)
+static struct gr_range *part(struct gr_segments *segments, struct gr_range *range, uint64_t ptr)
 {
         bool is_free = range->state == GR_RANGE_FREE;
         struct gr_range *rest;
 
         if (is_free)
-                gr_range_leave(split, range);
+                gr_range_leave(segments, range);
         rest = gr_range_cut(range, ptr - range->block.ptr);
         if (is_free) {
-                gr_range_enter(split, range);
+                gr_range_enter(segments, range);
                 if (rest)
-                        gr_range_enter(split, rest);
+                        gr_range_enter(segments, rest);
         }
         return rest;
 }
 
 /* Makes the extent one busy range; nothing in it is used or waits. NULL: out of memory, and nothing has changed. */
-static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *segment, const struct gr_page *extent)
+static struct gr_range *take_extent(struct gr_segments *segments, struct gr_segment *segment,
+                                    const struct gr_page *extent)
 {
         uint64_t begin = gr_extent_ptr(segment, extent), end = begin + gr_extent_bytes(extent);
         struct gr_range *range = gr_range_at(segment, begin), *last = gr_range_at(segment, end - 1);
 
-        if (gr_range_end(last) > end && !part(split, last, end))
+        if (gr_range_end(last) > end && !part(segments, last, end))
                 return NULL;
         if (range->block.ptr < begin)
-                range = part(split, range, begin);
+                range = part(segments, range, begin);
         if (!range)
                 return NULL;
         if (range->state == GR_RANGE_FREE)
-                gr_range_leave(split, range);
+                gr_range_leave(segments, range);
         gr_range_become(range, GR_RANGE_BUSY);
         while (gr_range_end(range) < end) {
                 if (range->after->state == GR_RANGE_FREE)
-                        gr_range_leave(split, range->after);
+                        gr_range_leave(segments, range->after);
                 gr_range_swallow(range, range->after);
         }
         return range;
@@ -372,10 +373,10 @@ static void keep_stuck(struct gr_context *context, struct gr_page *extent)
  */
 static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment *segment, uint64_t *at, uint64_t end)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct gr_range *taken = NULL;
 
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         while (!taken && *at < end) {
                 const struct gr_range *range = gr_range_at(segment, *at);
                 const struct gr_page *extent;
@@ -389,61 +390,61 @@ static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment
                 if (!is_stuck(segment, extent, true))
                         continue;
                 if (is_stuck(segment, extent, false) && gr_fence_idle(context->fence, extent->freed_epoch))
-                        taken = take_extent(split, segment, extent);
+                        taken = take_extent(segments, segment, extent);
                 if (!taken)
-                        split->stuck_epoch = gr_max(split->stuck_epoch, extent->freed_epoch);
+                        segments->stuck_epoch = gr_max(segments->stuck_epoch, extent->freed_epoch);
         }
         return taken;
 }
 
 /*
- * Gives back the idle extents from at to end that only stuck ranges keep. The caller is counted in split->busy. Returns
- * their bytes. Lock not held.
+ * Gives back the idle extents from at to end that only stuck ranges keep. The caller is counted in segments->busy.
+ * Returns their bytes. Lock not held.
  */
 static uint64_t return_stuck(struct gr_context *context, struct gr_segment *segment, uint64_t at, uint64_t end)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct gr_range *range;
         uint64_t gone = 0;
 
-        gr_lock(&split->lock);
-        assert(split->busy > 0);
+        gr_lock(&segments->lock);
+        assert(segments->busy > 0);
         /* Memory that is still mapped at a stale address would stay on the device, and not be charged. */
         gr_remap_collect(context);
         gr_segments_free_usable(context);
         while ((range = take_stuck(context, segment, &at, end))) {
                 uint64_t bytes;
 
-                gr_unlock(&split->lock);
+                gr_unlock(&segments->lock);
                 bytes = gr_expandable_unmap(context, range);
                 if (bytes == 0)
                         keep_stuck(context, gr_extent_at(segment, range->block.ptr));
                 gone += bytes;
-                gr_lock(&split->lock);
-                gr_extent_settle(split, range, GR_RANGE_STUCK);
+                gr_lock(&segments->lock);
+                gr_extent_settle(segments, range, GR_RANGE_STUCK);
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return gone;
 }
 
-/* The caller is no longer counted in split->busy. Lock not held. */
-static void end_busy(struct gr_split *split)
+/* The caller is no longer counted in segments->busy. Lock not held. */
+static void end_busy(struct gr_segments *segments)
 {
-        gr_lock(&split->lock);
-        assert(split->busy > 0);
-        split->busy--;
-        gr_unlock(&split->lock);
+        gr_lock(&segments->lock);
+        assert(segments->busy > 0);
+        segments->busy--;
+        gr_unlock(&segments->lock);
 }
 
 void gr_expandable_leave(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
 
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         for (uint64_t at = ptr; at <= last;) {
                 const struct gr_page *extent = gr_extent_at(segment, at);
 
-                split->stuck_epoch = gr_max(split->stuck_epoch, extent->freed_epoch);
+                segments->stuck_epoch = gr_max(segments->stuck_epoch, extent->freed_epoch);
                 at = gr_extent_ptr(segment, extent) + gr_extent_bytes(extent);
         }
 }
@@ -451,34 +452,34 @@ void gr_expandable_leave(struct gr_context *context, struct gr_segment *segment,
 /* Lock not held. */
 uint64_t gr_expandable_collect(struct gr_context *context)
 {
-        struct gr_split *split = context->split;
-        struct gr_segment *segments[GR_EXPANDABLE_KINDS];
+        struct gr_segments *segments = context->segments;
+        struct gr_segment *expandable[GR_EXPANDABLE_KINDS];
         uint64_t gone = 0;
         bool idle;
 
-        gr_lock(&split->lock);
-        idle = split->stuck_epoch > 0 && gr_fence_idle(context->fence, split->stuck_epoch);
+        gr_lock(&segments->lock);
+        idle = segments->stuck_epoch > 0 && gr_fence_idle(context->fence, segments->stuck_epoch);
         if (idle) {
-                split->stuck_epoch = 0; /* return_stuck raises it again for what is not idle yet */
-                split->busy++;
+                segments->stuck_epoch = 0; /* return_stuck raises it again for what is not idle yet */
+                segments->busy++;
         }
-        memcpy(segments, split->expandable, sizeof(segments));
-        gr_unlock(&split->lock);
+        memcpy(expandable, segments->expandable, sizeof(expandable));
+        gr_unlock(&segments->lock);
         if (!idle)
                 return 0;
         gr_budget_returns_begin(context->device);
         for (int kind = 0; kind < GR_EXPANDABLE_KINDS; kind++)
-                if (segments[kind])
-                        gone += return_stuck(context, segments[kind], segments[kind]->ptr,
-                                             segments[kind]->ptr + segments[kind]->bytes);
+                if (expandable[kind])
+                        gone += return_stuck(context, expandable[kind], expandable[kind]->ptr,
+                                             expandable[kind]->ptr + expandable[kind]->bytes);
         gr_budget_returns_end(context->device, gone);
-        end_busy(split);
+        end_busy(segments);
         return gone;
 }
 
 void gr_expandable_discard(struct gr_context *context, struct gr_range *range)
 {
-        gr_assert_locked(&context->split->lock);
+        gr_assert_locked(&context->segments->lock);
         range->block.freed_epoch = gr_fence_note_freed(context->fence, range->block.capacity_bytes);
         gr_extent_stick(range);
 }
@@ -491,5 +492,5 @@ void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segmen
                 gr_fence_sync(context->fence);
         return_stuck(context, segment, ptr, last + 1);
         gr_expandable_collect(context);
-        end_busy(context->split);
+        end_busy(context->segments);
 }

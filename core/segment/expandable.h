@@ -30,7 +30,7 @@
 #include <stdint.h>
 
 #include "segment/range.h"
-#include "segment/split_state.h"
+#include "segment/segments_state.h"
 
 struct gr_context;
 
@@ -56,27 +56,27 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
 
 /*
  * The program frees range, which must not be reused: it becomes STUCK, and still counts as used. gr_expandable_unstick
- * or gr_expandable_leave must follow, for its addresses. The split's lock is held.
+ * or gr_expandable_leave must follow, for its addresses. The segments' lock is held.
  */
 void gr_expandable_discard(struct gr_context *context, struct gr_range *range);
 
 /*
  * A range from ptr to last was freed: whether it was the last one in use in an extent that has stuck ranges, so that
- * the extent can go back. The split's lock is held.
+ * the extent can go back. The segments' lock is held.
  */
 bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
 /*
  * Called after gr_expandable_discard, or where gr_expandable_ends_stuck: waits for the context as the driver's free
  * would, and gives back the extents from ptr to last that have stuck ranges and in which nothing is used any more. If
- * the wait fails they are left for gr_expandable_collect. The caller has added one to split->busy; this takes it off
+ * the wait fails they are left for gr_expandable_collect. The caller has added one to segments->busy; this takes it off
  * again. Calls the driver; no lock held.
  */
 void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
 /*
  * In place of gr_expandable_unstick where the free must not wait: leaves the extents from ptr to last for
- * gr_expandable_collect. The split's lock is held.
+ * gr_expandable_collect. The segments' lock is held.
  */
 void gr_expandable_leave(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
@@ -87,7 +87,7 @@ void gr_expandable_leave(struct gr_context *context, struct gr_segment *segment,
  */
 uint64_t gr_expandable_collect(struct gr_context *context);
 
-/* Returns all memory and addresses of a segment that is off the split's list; its context may be gone. */
+/* Returns all memory and addresses of a segment that is off the segments' list; its context may be gone. */
 void gr_expandable_close(struct gr_context *context, struct gr_segment *segment);
 
 #endif

@@ -20,8 +20,8 @@
 #include "segment/range.h"
 #include "segment/remap.h"
 #include "segment/segments.h"
+#include "segment/segments_state.h"
 #include "segment/slack.h"
-#include "segment/split_state.h"
 
 /*
  * The bytes of an extent. Larger ones go back and move less often, smaller ones cost more calls (docs/measurements.md,
@@ -52,32 +52,32 @@
 /* A refused size is tried again only after so long, or when the device has more free memory. */
 #define REFUSED_NS UINT64_C(100000000)
 
-/* Below, the split's lock is held unless a comment says otherwise. */
+/* Below, the segments' lock is held unless a comment says otherwise. */
 
 static bool is_hole_or_usable(const struct gr_range *range)
 {
-        gr_lock_rank_assert_held(GR_RANK_SPLIT);
+        gr_lock_rank_assert_held(GR_RANK_SEGMENTS);
         return range && (range->state == GR_RANGE_HOLE ||
                          (range->state == GR_RANGE_FREE &&
                           gr_fence_usable(range->block.context->fence, range->block.freed_epoch)));
 }
 
-static void unlist_range(struct gr_split *split, struct gr_range *range)
+static void unlist_range(struct gr_segments *segments, struct gr_range *range)
 {
         gr_assert_range_locked(range);
         if (range->state == GR_RANGE_HOLE)
                 gr_extent_hole_leave(range);
         else
-                gr_range_leave(split, range);
+                gr_range_leave(segments, range);
 }
 
-static void list_range(struct gr_split *split, struct gr_range *range)
+static void list_range(struct gr_segments *segments, struct gr_range *range)
 {
         gr_assert_range_locked(range);
         if (range->state == GR_RANGE_HOLE)
                 gr_extent_hole_enter(range);
         else
-                gr_range_enter(split, range);
+                gr_range_enter(segments, range);
 }
 
 /* A place for a request: it begins at `at`, which lies in range. */
@@ -157,28 +157,28 @@ static bool choose(const struct gr_segment *segment, size_t bytes, struct place 
 }
 
 /* Cuts a free range or hole, in no list, after bytes. One part enters its list again, the other one is returned. */
-static struct gr_range *cut(struct gr_split *split, struct gr_range *range, uint64_t bytes, bool keep_front)
+static struct gr_range *cut(struct gr_segments *segments, struct gr_range *range, uint64_t bytes, bool keep_front)
 {
         struct gr_range *rest = gr_range_cut(range, bytes);
 
         if (rest)
-                list_range(split, keep_front ? rest : range);
+                list_range(segments, keep_front ? rest : range);
         return !rest ? NULL : keep_front ? range : rest;
 }
 
 /* Makes the place one busy range. NULL: out of memory. */
-static struct gr_range *claim_place(struct gr_split *split, const struct place *place, size_t bytes)
+static struct gr_range *claim_place(struct gr_segments *segments, const struct place *place, size_t bytes)
 {
         struct gr_range *range = place->range, *after;
         uint64_t end = place->at + bytes, stop;
         enum gr_range_state state = range->state;
 
         gr_assert_range_locked(range);
-        unlist_range(split, range);
+        unlist_range(segments, range);
         if (range->block.ptr < place->at) {
-                after = cut(split, range, place->at - range->block.ptr, false);
+                after = cut(segments, range, place->at - range->block.ptr, false);
                 if (!after) {
-                        list_range(split, range);
+                        list_range(segments, range);
                         return NULL;
                 }
                 range = after;
@@ -186,7 +186,7 @@ static struct gr_range *claim_place(struct gr_split *split, const struct place *
         gr_range_become(range, GR_RANGE_BUSY);
         while (gr_range_end(range) < end) {
                 after = range->after;
-                unlist_range(split, after);
+                unlist_range(segments, after);
                 state = after->state;
                 gr_range_swallow(range, after);
         }
@@ -195,11 +195,11 @@ static struct gr_range *claim_place(struct gr_split *split, const struct place *
         if (stop < gr_range_end(range)) {
                 after = gr_range_cut(range, stop - range->block.ptr);
                 if (!after) {
-                        gr_extent_settle(split, range, GR_RANGE_FREE);
+                        gr_extent_settle(segments, range, GR_RANGE_FREE);
                         return NULL;
                 }
                 gr_range_become(after, state);
-                list_range(split, after);
+                list_range(segments, after);
         }
         return range;
 }
@@ -314,7 +314,7 @@ static uint64_t least_to_map(struct gr_context *context, size_t bytes)
         uint64_t reserved = atomic_load(&context->device->reserved_bytes);
         uint64_t least_bytes = gr_page_down(gr_min(reserved / EXTRA_SHARE, EXTRA_MOST_BYTES));
 
-        if (gr_is_small(bytes) || atomic_load(&context->split->extra_refused) ||
+        if (gr_is_small(bytes) || atomic_load(&context->segments->extra_refused) ||
             gr_extents_stay_small(context->device, bytes))
                 return 0;
         while (least_bytes > 0 && (gr_slack_is_exceeded_recently(context, bytes, least_bytes) ||
@@ -332,11 +332,11 @@ static uint64_t least_to_map_for_graph(struct gr_context *context, size_t bytes)
 {
         uint64_t reserved = atomic_load(&context->device->reserved_bytes), least_bytes;
 
-        if (gr_is_small(bytes) || atomic_load(&context->split->extra_refused))
+        if (gr_is_small(bytes) || atomic_load(&context->segments->extra_refused))
                 return 0;
-        gr_lock(&context->split->lock);
+        gr_lock(&context->segments->lock);
         least_bytes = gr_page_down(gr_min(gr_slack_ahead_for_graph(context, bytes), EXTRA_MOST_BYTES));
-        gr_unlock(&context->split->lock);
+        gr_unlock(&context->segments->lock);
         return gr_budget_cache_room(context->device) < least_bytes + reserved / EXTRA_ROOM_SHARE ? 0 : least_bytes;
 }
 
@@ -344,14 +344,15 @@ static uint64_t least_to_map_for_graph(struct gr_context *context, size_t bytes)
 static bool was_refused(struct gr_context *context, uint64_t bytes)
 {
         const struct gr_driver *driver = context->core->driver;
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         uint64_t now_ns = driver->now_ns(), had_bytes, free_bytes, total;
         bool refused;
 
-        gr_lock(&split->lock);
-        refused = split->refused_bytes > 0 && bytes >= split->refused_bytes && now_ns < split->refused_ns + REFUSED_NS;
-        had_bytes = split->refused_free_bytes;
-        gr_unlock(&split->lock);
+        gr_lock(&segments->lock);
+        refused = segments->refused_bytes > 0 && bytes >= segments->refused_bytes &&
+                  now_ns < segments->refused_ns + REFUSED_NS;
+        had_bytes = segments->refused_free_bytes;
+        gr_unlock(&segments->lock);
         return refused && driver->mem_info(context->handle, &free_bytes, &total) == 0 && free_bytes < bytes &&
                free_bytes <= had_bytes;
 }
@@ -360,15 +361,15 @@ static bool was_refused(struct gr_context *context, uint64_t bytes)
 static void note_refused(struct gr_context *context, uint64_t bytes)
 {
         const struct gr_driver *driver = context->core->driver;
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         uint64_t now_ns = driver->now_ns(), free_bytes = 0, total;
 
         driver->mem_info(context->handle, &free_bytes, &total); /* on failure nothing is known: as if it had none */
-        gr_lock(&split->lock);
-        split->refused_bytes = bytes;
-        split->refused_free_bytes = free_bytes;
-        split->refused_ns = now_ns;
-        gr_unlock(&split->lock);
+        gr_lock(&segments->lock);
+        segments->refused_bytes = bytes;
+        segments->refused_free_bytes = free_bytes;
+        segments->refused_ns = now_ns;
+        gr_unlock(&segments->lock);
 }
 
 /*
@@ -378,7 +379,7 @@ static void note_refused(struct gr_context *context, uint64_t bytes)
  */
 static int map_all_holes(struct gr_context *context, struct gr_range *range, uint64_t lack_bytes, uint64_t *ret_bytes)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         uint64_t gone = 0;
         int rc;
 
@@ -390,10 +391,10 @@ static int map_all_holes(struct gr_context *context, struct gr_range *range, uin
         gr_budget_returns_begin(context->device); /* other threads must know that some of this may go back */
         rc = map_holes(context, range, GR_PAGE_BYTES, ret_bytes);
         if (rc) {
-                gr_lock(&split->lock);
+                gr_lock(&segments->lock);
                 gr_remap_collect(
                         context); /* memory that moved here is freed only when its old addresses are unmapped, too */
-                gr_unlock(&split->lock);
+                gr_unlock(&segments->lock);
                 gone = gr_expandable_unmap_fresh(context, range);
                 *ret_bytes -= gone;
         }
@@ -416,42 +417,42 @@ struct growth {
 static int choose_place(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes, uint64_t least_bytes,
                         struct growth *growth)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct place place;
         int rc = 0;
 
-        gr_lock(&split->lock);
-        if (!split->expandable[kind]) {
-                gr_unlock(&split->lock);
+        gr_lock(&segments->lock);
+        if (!segments->expandable[kind]) {
+                gr_unlock(&segments->lock);
                 rc = gr_expandable_open(context, kind);
                 if (rc)
                         return rc;
-                gr_lock(&split->lock);
+                gr_lock(&segments->lock);
         }
         gr_segments_free_usable(context);
         gr_remap_collect(context);
-        if (!split->expandable[kind] || !choose(split->expandable[kind], bytes, &place)) {
+        if (!segments->expandable[kind] || !choose(segments->expandable[kind], bytes, &place)) {
                 rc = -ENOSPC;
         } else {
                 uint64_t needed_bytes = place.hole_bytes;
                 size_t place_bytes = least_bytes > 0 ? widen(&place, bytes, least_bytes) : bytes;
 
-                growth->range = claim_place(split, &place, place_bytes);
+                growth->range = claim_place(segments, &place, place_bytes);
                 growth->lack_bytes = place.hole_bytes;
                 growth->graph = gr_is_graph_kind(kind);
                 growth->ahead_bytes = place.hole_bytes - needed_bytes;
                 growth->room = growth->graph && gr_slack_has_room_for_graph(context, bytes, place.hole_bytes);
                 if (growth->range)
-                        split->busy++;
+                        segments->busy++;
                 else
                         rc = -ENOMEM;
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return rc;
 }
 
 /* Makes what is not mapped at the end of a busy range a hole again. False: out of memory, and nothing has changed. */
-static bool give_end(struct gr_split *split, struct gr_range *range)
+static bool give_end(struct gr_segments *segments, struct gr_range *range)
 {
         uint64_t at = gr_page_up(gr_range_end(range));
         struct gr_range *rest = NULL;
@@ -463,7 +464,7 @@ static bool give_end(struct gr_split *split, struct gr_range *range)
                 rest = gr_range_cut(range, at - range->block.ptr);
                 if (!rest)
                         return false;
-                gr_extent_settle(split, rest, GR_RANGE_FREE);
+                gr_extent_settle(segments, rest, GR_RANGE_FREE);
         }
         return true;
 }
@@ -474,15 +475,15 @@ static bool give_end(struct gr_split *split, struct gr_range *range)
  */
 static void move_memory(struct gr_context *context, size_t bytes, struct growth *growth)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
 
         if (growth->graph) {
                 growth->lack_bytes =
                         gr_remap_fill(context, growth->range, growth->lack_bytes - growth->ahead_bytes, !growth->room);
-                gr_lock(&split->lock);
-                if (growth->lack_bytes == 0 && growth->ahead_bytes > 0 && give_end(split, growth->range))
+                gr_lock(&segments->lock);
+                if (growth->lack_bytes == 0 && growth->ahead_bytes > 0 && give_end(segments, growth->range))
                         growth->ahead_bytes = 0;
-                gr_unlock(&split->lock);
+                gr_unlock(&segments->lock);
                 growth->lack_bytes += growth->ahead_bytes;
         } else if (!gr_slack_has_room(context, bytes, growth->lack_bytes)) {
                 uint64_t begin_ns = context->core->driver->now_ns();
@@ -521,7 +522,7 @@ static int map_memory(struct gr_context *context, uint64_t least_bytes, struct g
 static int grow_at(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes, uint64_t least_bytes,
                    struct gr_block **ret_block)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct gr_block *block;
         struct growth growth;
         uint64_t come;
@@ -531,11 +532,11 @@ static int grow_at(struct gr_context *context, enum gr_expandable_kind kind, siz
                 return rc;
         move_memory(context, bytes, &growth);
         rc = map_memory(context, least_bytes, &growth, &come);
-        gr_lock(&split->lock);
-        assert(split->busy > 0 && growth.range->state == GR_RANGE_BUSY);
-        split->busy--;
+        gr_lock(&segments->lock);
+        assert(segments->busy > 0 && growth.range->state == GR_RANGE_BUSY);
+        segments->busy--;
         if (!growth.range->segment->in_graphs)
-                gr_split_surplus(split, (int64_t)come);
+                gr_segments_surplus(segments, (int64_t)come);
         if (rc == 0) {
                 block = gr_segments_carve(context, growth.range, bytes);
                 if (block)
@@ -543,10 +544,10 @@ static int grow_at(struct gr_context *context, enum gr_expandable_kind kind, siz
                 else
                         rc = -ENOMEM;
         } else {
-                gr_extent_settle(split, growth.range, GR_RANGE_FREE);
+                gr_extent_settle(segments, growth.range, GR_RANGE_FREE);
                 rc = growth.ahead_bytes > 0 ? -EAGAIN : rc;
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return rc;
 }
 
@@ -558,39 +559,39 @@ static int grow_at(struct gr_context *context, enum gr_expandable_kind kind, siz
 static int grow_by_moves(struct gr_context *context, enum gr_expandable_kind kind, size_t bytes,
                          struct gr_block **ret_block)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         uint64_t lack_bytes = gr_page_up(bytes), left_bytes = lack_bytes, before_bytes;
         const struct gr_segment *segment;
         struct gr_range *range = NULL;
         int rc = -ENOMEM;
 
-        gr_lock(&split->lock);
+        gr_lock(&segments->lock);
         gr_segments_free_usable(context);
-        segment = split->expandable[kind];
+        segment = segments->expandable[kind];
         if (segment && segment->end && segment->end->block.capacity_bytes >= lack_bytes + EXTENT_MOST_BYTES &&
             gr_remap_has(context, lack_bytes)) {
                 struct place place = {.range = segment->end, .at = segment->end->block.ptr};
 
-                range = claim_place(split, &place, lack_bytes + EXTENT_MOST_BYTES);
+                range = claim_place(segments, &place, lack_bytes + EXTENT_MOST_BYTES);
         }
-        split->busy += range ? 1 : 0;
-        gr_unlock(&split->lock);
+        segments->busy += range ? 1 : 0;
+        gr_unlock(&segments->lock);
         if (!range)
                 return rc;
         do {
                 before_bytes = left_bytes;
                 left_bytes = gr_remap_fill(context, range, before_bytes, true);
         } while (left_bytes > 0 && left_bytes < before_bytes);
-        gr_lock(&split->lock);
-        assert(split->busy > 0 && range->state == GR_RANGE_BUSY);
-        split->busy--;
-        if (left_bytes == 0 && give_end(split, range)) {
+        gr_lock(&segments->lock);
+        assert(segments->busy > 0 && range->state == GR_RANGE_BUSY);
+        segments->busy--;
+        if (left_bytes == 0 && give_end(segments, range)) {
                 *ret_block = gr_segments_carve(context, range, bytes);
                 rc = *ret_block ? 0 : -ENOMEM;
         } else {
-                gr_extent_settle(split, range, GR_RANGE_FREE);
+                gr_extent_settle(segments, range, GR_RANGE_FREE);
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return rc;
 }
 
@@ -605,7 +606,7 @@ int gr_expandable_grow(struct gr_context *context, enum gr_expandable_kind kind,
 
         /* Where a large request fails for lack of memory, there may still be enough for a little more. */
         if (rc == -EAGAIN || (rc == -ENOMEM && little))
-                atomic_store(&context->split->extra_refused, true);
+                atomic_store(&context->segments->extra_refused, true);
         if (rc == -EAGAIN)
                 rc = grow_at(context, kind, bytes, 0, ret_block);
         if (gr_is_graph_kind(kind) && gr_is_out_of_memory(rc) && gr_budget_returnable(context->device) < bytes &&

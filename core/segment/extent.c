@@ -12,7 +12,7 @@
 #include "cache/ledger.h"
 #include "context/context.h"
 #include "segment/range.h"
-#include "segment/split_state.h"
+#include "segment/segments_state.h"
 
 #define SMALL_BEYOND_SHARE 8 /* extents stay small once this share of the device or the limit is reserved */
 
@@ -22,7 +22,7 @@ GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *rang
         uint64_t at = range->block.ptr, end = gr_range_end(range), stranded = 0, surplus = 0, next;
         struct gr_page *extent = gr_extent_at(segment, at);
 
-        gr_assert_locked(&context->split->lock);
+        gr_assert_locked(&context->segments->lock);
         /* Memory is mapped behind all of a used range, so its extents are adjacent. */
         for (next = gr_extent_ptr(segment, extent); at < end; at = next, extent += extent->pages) {
                 uint64_t bytes = gr_extent_bytes(extent), part;
@@ -46,7 +46,7 @@ GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *rang
         if (stranded != 0)
                 gr_budget_add(&context->device->stranded_bytes, stranded);
         if (surplus != 0)
-                gr_split_surplus(context->split, (int64_t)surplus);
+                gr_segments_surplus(context->segments, (int64_t)surplus);
 }
 
 int gr_extent_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes)
@@ -118,7 +118,7 @@ void gr_extent_note(const struct gr_range *range, uint64_t epoch)
 
 bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *segment, struct gr_page *extent)
 {
-        gr_lock_rank_assert_free_from(GR_RANK_SPLIT);
+        gr_lock_rank_assert_free_from(GR_RANK_SEGMENTS);
         assert(extent->pages > 0 && extent->back == 0 && extent->stale == 0);
         if (core->driver->mem_unmap(handle, gr_extent_ptr(segment, extent), gr_extent_bytes(extent), extent->handle))
                 return false;
@@ -181,11 +181,11 @@ void gr_extent_stick(struct gr_range *range)
         gr_range_become(range, GR_RANGE_STUCK);
 }
 
-void gr_extent_settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest)
+void gr_extent_settle(struct gr_segments *segments, struct gr_range *range, enum gr_range_state rest)
 {
         struct gr_segment *segment = range->segment;
 
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         assert(range->state == GR_RANGE_BUSY && (rest == GR_RANGE_FREE || rest == GR_RANGE_STUCK));
         while (range) {
                 bool mapped = gr_page_is_mapped(gr_page_at(segment, range->block.ptr));
@@ -204,7 +204,7 @@ void gr_extent_settle(struct gr_split *split, struct gr_range *range, enum gr_ra
                 if (!mapped)
                         hole_make(range);
                 else if (rest == GR_RANGE_FREE)
-                        gr_range_free(split, range);
+                        gr_range_free(segments, range);
                 else
                         gr_extent_stick(range);
                 range = next;

@@ -1,6 +1,6 @@
 /*
  * The pages of expandable segments and the memory behind them: what is mapped where, in extents, and how much of it is
- * used. For the files of core/segment only. The split's lock is held unless a comment says otherwise.
+ * used. For the files of core/segment only. The segments' lock is held unless a comment says otherwise.
  */
 #ifndef GR_EXTENT_H
 #define GR_EXTENT_H
@@ -119,6 +119,6 @@ void gr_extent_stick(struct gr_range *range);
  * Cuts a busy range into holes, where nothing is mapped, and ranges in the state `rest` (FREE or STUCK), where memory
  * is. Without host memory for the pieces the remainder is LOST.
  */
-void gr_extent_settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest);
+void gr_extent_settle(struct gr_segments *segments, struct gr_range *range, enum gr_range_state rest);
 
 #endif

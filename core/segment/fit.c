@@ -8,7 +8,7 @@
 #include "context/context.h"
 #include "fence/fence.h"
 #include "segment/extent.h"
-#include "segment/split_state.h"
+#include "segment/segments_state.h"
 
 #define FIT_LOOK    4 /* ranges compared for a request */
 #define LARGE_SHARE 2 /* an extent of more than this share of the request is large for it */

@@ -1,5 +1,5 @@
 /*
- * Where in the free ranges of segments a block is placed. The split's lock is held.
+ * Where in the free ranges of segments a block is placed. The segments' lock is held.
  */
 #ifndef GR_FIT_H
 #define GR_FIT_H

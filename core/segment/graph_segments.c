@@ -17,7 +17,7 @@
 #include "segment/extent.h"
 #include "segment/range.h"
 #include "segment/segments.h"
-#include "segment/split_state.h"
+#include "segment/segments_state.h"
 
 #define BUSY_PAUSE_NS UINT64_C(20000)
 #define RANGES_LOOK   64 /* most ranges that a request passes, as other threads wait for the lock */
@@ -35,18 +35,18 @@ static bool is_busy(const struct gr_segment *segment)
  * Whether a thread is mapping or unmapping memory of the graph segments. It counts that memory by in_graphs, which must
  * not change meanwhile.
  */
-static bool are_busy(const struct gr_split *split)
+static bool are_busy(const struct gr_segments *segments)
 {
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
-                if (split->expandable[kind] && is_busy(split->expandable[kind]))
+                if (segments->expandable[kind] && is_busy(segments->expandable[kind]))
                         return true;
         return false;
 }
 
-static bool differs(const struct gr_split *split, bool in_graphs)
+static bool differs(const struct gr_segments *segments, bool in_graphs)
 {
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
-                if (split->expandable[kind] && split->expandable[kind]->in_graphs != in_graphs)
+                if (segments->expandable[kind] && segments->expandable[kind]->in_graphs != in_graphs)
                         return true;
         return false;
 }
@@ -57,13 +57,13 @@ static bool differs(const struct gr_split *split, bool in_graphs)
  */
 GR_NOT_CHECKED static void wait_for_busy(struct gr_context *context, bool in_graphs)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
 
-        gr_assert_locked(&split->lock);
-        while (differs(split, in_graphs) && are_busy(split)) {
-                gr_unlock(&split->lock);
+        gr_assert_locked(&segments->lock);
+        while (differs(segments, in_graphs) && are_busy(segments)) {
+                gr_unlock(&segments->lock);
                 context->core->driver->sleep_ns(BUSY_PAUSE_NS);
-                gr_lock(&split->lock);
+                gr_lock(&segments->lock);
         }
 }
 
@@ -97,15 +97,16 @@ static void recount(struct gr_context *context, struct gr_segment *segment, enum
                 if (epoch && range->state == GR_RANGE_WAITING) { /* the newest epoch, so it goes to the end */
                         struct gr_block *block = &range->block;
 
-                        DL_DELETE(context->split->queue, block);
-                        DL_APPEND(context->split->queue, block);
+                        DL_DELETE(context->segments->queue, block);
+                        DL_APPEND(context->segments->queue, block);
                 }
                 if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING || range->state == GR_RANGE_STALE)
                         range->block.freed_epoch = gr_max(range->block.freed_epoch, epoch);
                 if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING)
                         gr_segments_use(context, range, in_graphs ? 1 : -1);
                 else if (range->state == GR_RANGE_STUCK && !in_graphs)
-                        context->split->stuck_epoch = gr_max(context->split->stuck_epoch, range->block.freed_epoch);
+                        context->segments->stuck_epoch =
+                                gr_max(context->segments->stuck_epoch, range->block.freed_epoch);
         }
         if (!in_graphs)
                 gr_budget_add(&context->device->graph_bytes, -free_bytes);
@@ -115,16 +116,16 @@ static void recount(struct gr_context *context, struct gr_segment *segment, enum
 static void recount_all(struct gr_context *context, enum turn turn)
 {
         bool in_graphs = turn == TO_GRAPHS;
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
 
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
-                if (split->expandable[kind] && split->expandable[kind]->in_graphs != in_graphs)
-                        recount(context, split->expandable[kind], turn);
+                if (segments->expandable[kind] && segments->expandable[kind]->in_graphs != in_graphs)
+                        recount(context, segments->expandable[kind], turn);
         if (!in_graphs) {
-                split->graph_peak_bytes = split->graph_used_bytes;
-                DL_CONCAT(split->stale_pages, split->stale_graph_pages);
-                split->stale_graph_pages = NULL;
+                segments->graph_peak_bytes = segments->graph_used_bytes;
+                DL_CONCAT(segments->stale_pages, segments->stale_graph_pages);
+                segments->stale_graph_pages = NULL;
         }
 }
 
@@ -151,32 +152,32 @@ static struct gr_range *best(const struct gr_free_lists *lists, size_t bytes, ui
 
 struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes)
 {
-        struct gr_split *split = context->split;
-        const struct gr_free_lists *lists = &split->free[gr_expandable_graph_kind(gr_is_small(bytes))];
+        struct gr_segments *segments = context->segments;
+        const struct gr_free_lists *lists = &segments->free[gr_expandable_graph_kind(gr_is_small(bytes))];
         struct gr_block *block = NULL;
         struct gr_range *range;
 
-        bytes = gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
+        bytes = gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES);
         gr_fence_poll(context->fence); /* no barrier may be laid while a capture is open */
-        gr_lock(&split->lock);
+        gr_lock(&segments->lock);
         wait_for_busy(context, true);
         recount_all(context, TO_GRAPHS);
         gr_segments_free_usable(context);
         range = best(lists, bytes, gr_fence_usable_epoch(context->fence));
         if (range) {
-                gr_range_leave(split, range);
+                gr_range_leave(segments, range);
                 block = gr_segments_carve(context, range, bytes);
                 if (block)
                         gr_segments_hit(context);
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return block;
 }
 
 int gr_graph_segments_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
         int rc = gr_expandable_grow(context, gr_expandable_graph_kind(gr_is_small(bytes)),
-                                    gr_round_up(bytes, GR_SPLIT_UNIT_BYTES), ret_block);
+                                    gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES), ret_block);
 
         gr_budget_update_peak(context->device);
         gr_pressure_note(context);
@@ -190,17 +191,17 @@ static bool has_users(struct gr_context *context)
 
 void gr_graph_segments_end_use(struct gr_context *context)
 {
-        gr_lock(&context->split->lock);
+        gr_lock(&context->segments->lock);
         if (!has_users(context))
                 wait_for_busy(context, false);
         if (!has_users(context))
                 recount_all(context, TO_CACHE);
-        gr_unlock(&context->split->lock);
+        gr_unlock(&context->segments->lock);
 }
 
 void gr_graph_segments_context_gone(struct gr_context *context)
 {
-        gr_assert_locked(&context->split->lock);
+        gr_assert_locked(&context->segments->lock);
         recount_all(context, TO_NOBODY);
 }
 
@@ -217,8 +218,8 @@ struct gr_block *gr_graph_range_cut(struct gr_block *block, size_t bytes)
         struct gr_context *context = block->context;
 
         assert(block->flags == GR_BLOCK_RANGE && block->capacity_bytes >= bytes);
-        bytes = gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
-        gr_lock(&context->split->lock);
+        bytes = gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES);
+        gr_lock(&context->segments->lock);
         if (gr_block_state(block) != GR_BLOCK_GONE && block->capacity_bytes > bytes)
                 rest = gr_range_cut(range, bytes);
         if (rest) {
@@ -231,7 +232,7 @@ struct gr_block *gr_graph_range_cut(struct gr_block *block, size_t bytes)
                         rest = NULL;
                 }
         }
-        gr_unlock(&context->split->lock);
+        gr_unlock(&context->segments->lock);
         return rest ? &rest->block : NULL;
 }
 
@@ -245,7 +246,7 @@ static void join_ranges(struct gr_range *range, struct gr_range *after)
         struct gr_block *block = &range->block;
         const struct gr_context *context = block->context;
 
-        gr_assert_locked(&context->split->lock);
+        gr_assert_locked(&context->segments->lock);
         gr_ledger_make_gone(context->core->ledger, &after->block);
         gr_range_swallow(range, after);
         block->class = (uint8_t)gr_class_of(block->capacity_bytes);
@@ -255,10 +256,10 @@ static void join_ranges(struct gr_range *range, struct gr_range *after)
 struct gr_block *gr_graph_range_join(struct gr_block *block, gr_graph_range_leaves *leaves, void *arg)
 {
         struct gr_range *range = gr_range_of(block);
-        struct gr_split *split = block->context->split;
+        struct gr_segments *segments = block->context->segments;
 
         assert(block->flags == GR_BLOCK_RANGE);
-        gr_lock(&split->lock);
+        gr_lock(&segments->lock);
         if (gr_block_state(block) != GR_BLOCK_GONE) { /* else its segment has gone, too */
                 if (may_leave(range->after, leaves, arg))
                         join_ranges(range, range->after);
@@ -267,18 +268,18 @@ struct gr_block *gr_graph_range_join(struct gr_block *block, gr_graph_range_leav
                         join_ranges(range, range->after);
                 }
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return &range->block;
 }
 
 bool gr_graph_range_is_small(struct gr_block *block)
 {
-        struct gr_split *split = block->context->split;
+        struct gr_segments *segments = block->context->segments;
         bool small;
 
         assert(block->flags & GR_BLOCK_RANGE);
-        gr_lock(&split->lock);
+        gr_lock(&segments->lock);
         small = gr_block_state(block) != GR_BLOCK_GONE && gr_range_of(block)->segment->small;
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return small;
 }

@@ -30,9 +30,9 @@ struct gr_block;
 struct gr_context;
 
 /*
- * As gr_split_take and gr_split_grow, from these segments, which are in_graphs from then on; the caller's graph is one
- * of the context's graph_users. gr_graph_segments_grow returns as gr_expandable_grow. No fence is needed: what is free
- * there was freed by captures that have ended, or by the same capture, which then has a single stream.
+ * As gr_segments_take and gr_segments_grow, from these segments, which are in_graphs from then on; the caller's graph
+ * is one of the context's graph_users. gr_graph_segments_grow returns as gr_expandable_grow. No fence is needed: what
+ * is free there was freed by captures that have ended, or by the same capture, which then has a single stream.
  */
 struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes);
 int gr_graph_segments_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
@@ -40,24 +40,24 @@ int gr_graph_segments_grow(struct gr_context *context, size_t bytes, struct gr_b
 /* If no graph uses these segments any more, what is free there is cached from now on. No lock is held. */
 void gr_graph_segments_end_use(struct gr_context *context);
 
-/* The context has gone, and its graphs with it: ends their use. The split's lock is held; no range is busy. */
+/* The context has gone, and its graphs with it: ends their use. The segments' lock is held; no range is busy. */
 void gr_graph_segments_context_gone(struct gr_context *context);
 
 /*
  * The next three are for ranges that the program has freed and the caller keeps (parked ones, alloc/graph_hold.h). The
- * split's lock is not held. If the context has gone, block is unchanged and the answer is NULL, block or false.
+ * segments' lock is not held. If the context has gone, block is unchanged and the answer is NULL, block or false.
  */
 
 /*
  * Shortens block, whose only flag is GR_BLOCK_RANGE, to bytes, at most its capacity, rounded up to
- * GR_SPLIT_UNIT_BYTES. Returns the rest as a block, which is the caller's, too. NULL: there is no rest, or no host
+ * GR_SEGMENTS_UNIT_BYTES. Returns the rest as a block, which is the caller's, too. NULL: there is no rest, or no host
  * memory for its structure; block is unchanged.
  */
 struct gr_block *gr_graph_range_cut(struct gr_block *block, size_t bytes);
 
 /*
  * Whether the used range adjacent is to be merged: true means that the function has taken it out of the caller's list.
- * Called with the split's lock held.
+ * Called with the segments' lock held.
  */
 typedef bool gr_graph_range_leaves(struct gr_block *adjacent, void *arg);
 

@@ -14,15 +14,15 @@
 #include "cache/ledger.h"
 #include "context/context.h"
 #include "fence/fence.h"
-#include "segment/split_state.h"
+#include "segment/segments_state.h"
 
-#define UNIT_LOG2  9   /* of GR_SPLIT_UNIT_BYTES */
+#define UNIT_LOG2  9   /* of GR_SEGMENTS_UNIT_BYTES */
 #define ORDER_LOOK 16  /* most ranges of a free list that are passed to insert one in order */
 #define CLASS_LOOK 32  /* most too small ranges that a search passes before it tries the next list */
 #define KEPT_MOST  256 /* structures kept for new ranges */
 
 _Static_assert(sizeof(struct gr_range) <= GR_BLOCK_ROOM, "a range is freed as a block");
-_Static_assert(GR_SPLIT_UNIT_BYTES == (size_t)1 << UNIT_LOG2, "ranges are multiples of it");
+_Static_assert(GR_SEGMENTS_UNIT_BYTES == (size_t)1 << UNIT_LOG2, "ranges are multiples of it");
 
 static size_t page_of(const struct gr_segment *segment, uint64_t ptr)
 {
@@ -52,7 +52,7 @@ static unsigned free_class(size_t bytes)
 {
         unsigned log2 = 63u - (unsigned)__builtin_clzll(bytes), class;
 
-        assert(bytes >= GR_SPLIT_UNIT_BYTES);
+        assert(bytes >= GR_SEGMENTS_UNIT_BYTES);
         class = (log2 - UNIT_LOG2) * 16 + (unsigned)((bytes >> (log2 - 4)) & 15);
         assert(class < GR_FREE_CLASSES);
         return class;
@@ -91,7 +91,7 @@ static void lists_remove(struct gr_free_lists *lists, struct gr_range *range)
 /* The first range of this class and those above. */
 static struct gr_range *first_from(const struct gr_free_lists *lists, unsigned class)
 {
-        gr_lock_rank_assert_held(GR_RANK_SPLIT);
+        gr_lock_rank_assert_held(GR_RANK_SEGMENTS);
         for (unsigned word = class / 64; word < GR_FREE_CLASSES / 64; word++) {
                 uint64_t filled = lists->filled[word];
 
@@ -132,70 +132,70 @@ GR_HOT_CODE struct gr_range *gr_range_best(const struct gr_free_lists *lists, si
         return range;
 }
 
-static struct gr_free_lists *lists_of(struct gr_split *split, const struct gr_range *range)
+static struct gr_free_lists *lists_of(struct gr_segments *segments, const struct gr_range *range)
 {
         const struct gr_segment *segment = range->segment;
 
         if (!segment->small && !segment->pages && range->block.capacity_bytes == segment->bytes)
-                return &split->free[GR_FREE_WHOLE];
-        return &split->free[segment->graph ? gr_expandable_graph_kind(segment->small)
-                                           : gr_expandable_kind(segment->small)];
+                return &segments->free[GR_FREE_WHOLE];
+        return &segments->free[segment->graph ? gr_expandable_graph_kind(segment->small)
+                                              : gr_expandable_kind(segment->small)];
 }
 
-GR_HOT_CODE void gr_range_enter(struct gr_split *split, struct gr_range *range)
+GR_HOT_CODE void gr_range_enter(struct gr_segments *segments, struct gr_range *range)
 {
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         gr_range_become(range, GR_RANGE_FREE);
-        assert((range->block.ptr | range->block.capacity_bytes) % GR_SPLIT_UNIT_BYTES == 0);
+        assert((range->block.ptr | range->block.capacity_bytes) % GR_SEGMENTS_UNIT_BYTES == 0);
         assert(!range->after || gr_range_end(range) == range->after->block.ptr);
         assert(range->before ? gr_range_end(range->before) == range->block.ptr : range->segment->first == range);
-        lists_insert(lists_of(split, range), range);
-        split->free_count++;
-        split->changes++;
+        lists_insert(lists_of(segments, range), range);
+        segments->free_count++;
+        segments->changes++;
 }
 
-GR_HOT_CODE void gr_range_leave(struct gr_split *split, struct gr_range *range)
+GR_HOT_CODE void gr_range_leave(struct gr_segments *segments, struct gr_range *range)
 {
-        gr_assert_locked(&split->lock);
-        assert(range->state == GR_RANGE_FREE && split->free_count > 0);
-        lists_remove(lists_of(split, range), range);
-        split->free_count--;
-        split->changes++;
+        gr_assert_locked(&segments->lock);
+        assert(range->state == GR_RANGE_FREE && segments->free_count > 0);
+        lists_remove(lists_of(segments, range), range);
+        segments->free_count--;
+        segments->changes++;
 }
 
 /* A zeroed structure for a range, a kept one or a new one; NULL: out of memory. */
-static struct gr_range *structure_take(struct gr_split *split)
+static struct gr_range *structure_take(struct gr_segments *segments)
 {
-        struct gr_range *range = split->kept;
+        struct gr_range *range = segments->kept;
 
         if (!range)
                 return gr_block_new();
-        assert(split->kept_count > 0);
-        split->kept = range->after;
-        split->kept_count--;
+        assert(segments->kept_count > 0);
+        segments->kept = range->after;
+        segments->kept_count--;
         return memset(range, 0, sizeof(*range));
 }
 
-static void structure_give(struct gr_split *split, struct gr_range *range)
+static void structure_give(struct gr_segments *segments, struct gr_range *range)
 {
-        if (split->kept_count >= KEPT_MOST) {
+        if (segments->kept_count >= KEPT_MOST) {
                 gr_block_delete(range);
                 return;
         }
-        range->after = split->kept;
-        split->kept = range;
-        split->kept_count++;
+        range->after = segments->kept;
+        segments->kept = range;
+        segments->kept_count++;
 }
 
-void gr_range_forget_kept(struct gr_split *split)
+void gr_range_forget_kept(struct gr_segments *segments)
 {
         struct gr_range *range;
 
-        while ((range = split->kept)) {
-                split->kept = range->after;
+        while ((range = segments->kept)) {
+                segments->kept = range->after;
                 gr_block_delete(range);
         }
-        split->kept_count = 0;
+        segments->kept_count = 0;
 }
 
 GR_HOT_CODE void gr_range_swallow(struct gr_range *range, struct gr_range *after)
@@ -217,16 +217,16 @@ GR_HOT_CODE void gr_range_swallow(struct gr_range *range, struct gr_range *after
         range->after = after->after;
         if (range->after)
                 range->after->before = range;
-        structure_give(range->block.context->split, after);
+        structure_give(range->block.context->segments, after);
 }
 
 /* Whether a range that becomes free is merged with this adjacent one, which then leaves its list. */
-static inline bool joins(struct gr_split *split, struct gr_range *adjacent, struct gr_block **freed)
+static inline bool joins(struct gr_segments *segments, struct gr_range *adjacent, struct gr_block **freed)
 {
         if (!adjacent)
                 return false;
         if (adjacent->state == GR_RANGE_FREE)
-                gr_range_leave(split, adjacent);
+                gr_range_leave(segments, adjacent);
         else if (adjacent->state == GR_RANGE_MERGING)
                 DL_DELETE(*freed, &adjacent->block);
         else
@@ -235,31 +235,31 @@ static inline bool joins(struct gr_split *split, struct gr_range *adjacent, stru
 }
 
 /* Frees range and merges it with adjacent ones; freed: the list of other ranges that are becoming free. */
-static void free_among(struct gr_split *split, struct gr_range *range, struct gr_block **freed)
+static void free_among(struct gr_segments *segments, struct gr_range *range, struct gr_block **freed)
 {
-        while (joins(split, range->after, freed))
+        while (joins(segments, range->after, freed))
                 gr_range_swallow(range, range->after);
-        while (joins(split, range->before, freed)) {
+        while (joins(segments, range->before, freed)) {
                 range = range->before;
                 gr_range_swallow(range, range->after);
         }
-        gr_range_enter(split, range);
+        gr_range_enter(segments, range);
 }
 
-GR_HOT_CODE void gr_range_free(struct gr_split *split, struct gr_range *range)
+GR_HOT_CODE void gr_range_free(struct gr_segments *segments, struct gr_range *range)
 {
-        free_among(split, range, &(struct gr_block *){NULL});
+        free_among(segments, range, &(struct gr_block *){NULL});
 }
 
-GR_HOT_CODE void gr_range_free_all(struct gr_split *split, struct gr_block *freed)
+GR_HOT_CODE void gr_range_free_all(struct gr_segments *segments, struct gr_block *freed)
 {
         struct gr_block *block;
 
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         while ((block = freed)) {
                 DL_DELETE(freed, block);
                 assert(gr_range_of(block)->state == GR_RANGE_MERGING);
-                free_among(split, gr_range_of(block), &freed);
+                free_among(segments, gr_range_of(block), &freed);
         }
 }
 
@@ -267,9 +267,9 @@ GR_HOT_CODE struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
 {
         struct gr_range *rest;
 
-        assert(bytes > 0 && bytes < range->block.capacity_bytes && bytes % GR_SPLIT_UNIT_BYTES == 0);
-        gr_assert_locked(&range->block.context->split->lock);
-        rest = structure_take(range->block.context->split);
+        assert(bytes > 0 && bytes < range->block.capacity_bytes && bytes % GR_SEGMENTS_UNIT_BYTES == 0);
+        gr_assert_locked(&range->block.context->segments->lock);
+        rest = structure_take(range->block.context->segments);
         if (!rest)
                 return NULL;
         rest->block.ptr = range->block.ptr + bytes;
@@ -294,15 +294,15 @@ GR_HOT_CODE struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
         return rest;
 }
 
-struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range, uint64_t at, uint64_t bytes)
+struct gr_range *gr_range_isolate(struct gr_segments *segments, struct gr_range *range, uint64_t at, uint64_t bytes)
 {
         struct gr_range *rest;
 
         assert(bytes > 0 && at >= range->block.ptr && at + bytes <= gr_range_end(range));
-        gr_range_leave(split, range);
+        gr_range_leave(segments, range);
         if (at > range->block.ptr) {
                 rest = gr_range_cut(range, at - range->block.ptr);
-                gr_range_enter(split, range);
+                gr_range_enter(segments, range);
                 if (!rest)
                         return NULL;
                 range = rest;
@@ -310,10 +310,10 @@ struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range
         if (gr_range_end(range) > at + bytes) {
                 rest = gr_range_cut(range, bytes);
                 if (!rest) {
-                        gr_range_free(split, range);
+                        gr_range_free(segments, range);
                         return NULL;
                 }
-                gr_range_enter(split, rest);
+                gr_range_enter(segments, rest);
         }
         gr_range_become(range, GR_RANGE_BUSY);
         return range;

@@ -1,6 +1,6 @@
 /*
- * Ranges: the pieces that a segment is cut into, in order of address, and their free lists. split.h has a picture.
- * For the files of core/segment only. The split's lock is held for everything here.
+ * Ranges: the pieces that a segment is cut into, in order of address, and their free lists. segments_serve.h has a
+ * picture. For the files of core/segment only. The segments' lock is held for everything here.
  */
 #ifndef GR_RANGE_H
 #define GR_RANGE_H
@@ -13,7 +13,7 @@
 #include "base/lock.h"
 #include "cache/ledger.h"
 #include "context/context.h"
-#include "segment/split_state.h"
+#include "segment/segments_state.h"
 
 struct gr_page;
 
@@ -29,7 +29,7 @@ enum gr_range_state {
         GR_RANGE_BUSY, /* a thread maps or returns its memory; no other thread may change it */
 };
 
-/* Guarded by the split's lock, except for the block's fields that the ledger guards. */
+/* Guarded by the segments' lock, except for the block's fields that the ledger guards. */
 struct gr_range {
         /*
          * The first field, so that a pointer to it is one to the range. prev and next link the queue, the holes, or the
@@ -63,10 +63,10 @@ static inline struct gr_range *gr_range_of(struct gr_block *block)
         return (struct gr_range *)block;
 }
 
-/* For functions that are called with the lock of the range's split held; nothing in release builds. */
+/* For functions that are called with the lock of the range's segments held; nothing in release builds. */
 static inline void gr_assert_range_locked(const struct gr_range *range)
 {
-        gr_assert_locked(&range->block.context->split->lock);
+        gr_assert_locked(&range->block.context->segments->lock);
 }
 
 /* Whether a range may go from one state to the other. A new range is USED; a FREE one leaves its free list first. */
@@ -124,14 +124,14 @@ struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, 
                                uint64_t most_bytes);
 
 /* Puts a range in state FREE into its free list without merging it, or takes it out. */
-void gr_range_enter(struct gr_split *split, struct gr_range *range);
-void gr_range_leave(struct gr_split *split, struct gr_range *range);
+void gr_range_enter(struct gr_segments *segments, struct gr_range *range);
+void gr_range_leave(struct gr_segments *segments, struct gr_range *range);
 
 /* Frees a range that is in no list: it is merged with adjacent free ranges, and gets the latest epoch of all. */
-void gr_range_free(struct gr_split *split, struct gr_range *range);
+void gr_range_free(struct gr_segments *segments, struct gr_range *range);
 
 /* As gr_range_free, for a list (utlist's DL) of ranges in state MERGING; what merges enters its free list only once. */
-void gr_range_free_all(struct gr_split *split, struct gr_block *freed);
+void gr_range_free_all(struct gr_segments *segments, struct gr_block *freed);
 
 /*
  * Cuts range after bytes; it is in no list. Returns the rest, in the same state and in no list either; NULL: out of
@@ -143,12 +143,14 @@ struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes);
  * Makes [at, at + bytes) of a range in state FREE a BUSY range; the rest stays free. NULL: out of memory, and all of it
  * is free.
  */
-struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range, uint64_t at, uint64_t bytes);
+struct gr_range *gr_range_isolate(struct gr_segments *segments, struct gr_range *range, uint64_t at, uint64_t bytes);
 
 /* Merges `after`, the adjacent range behind range, into range; both are in no list. */
 void gr_range_swallow(struct gr_range *range, struct gr_range *after);
 
-/* Frees the unused structures in split->kept, which were there for new ranges. No thread uses the split any more. */
-void gr_range_forget_kept(struct gr_split *split);
+/*
+ * Frees the unused structures in segments->kept, which were there for new ranges. No thread uses the segments any more.
+ */
+void gr_range_forget_kept(struct gr_segments *segments);
 
 #endif

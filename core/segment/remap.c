@@ -16,7 +16,7 @@
 #include "segment/extent.h"
 #include "segment/range.h"
 #include "segment/segments.h"
-#include "segment/split_state.h"
+#include "segment/segments_state.h"
 
 #define MOVE_BATCH   64
 #define EXTENTS_LOOK 512 /* extents looked at before one is chosen: some microseconds; a move takes 37 us and more */
@@ -25,18 +25,18 @@
  * The memory of range has a new place, but work up to epoch may still use it here. in_graphs: graphs have recorded the
  * address.
  */
-static void stale_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch, bool in_graphs)
+static void stale_enter(struct gr_segments *segments, struct gr_range *range, uint64_t epoch, bool in_graphs)
 {
         struct gr_block *block = &range->block;
 
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         gr_range_become(range, GR_RANGE_STALE);
         assert(!gr_page_is_mapped(gr_page_at(range->segment, block->ptr))); /* only its new place counts it */
         block->freed_epoch = epoch;
         if (in_graphs)
-                DL_APPEND(split->stale_graph_pages, block);
+                DL_APPEND(segments->stale_graph_pages, block);
         else
-                DL_APPEND(split->stale_pages, block);
+                DL_APPEND(segments->stale_pages, block);
 }
 
 /* An extent inside a free range. */
@@ -46,12 +46,13 @@ struct found {
 };
 
 /* Finds a larger extent than *found, of at most most_bytes, in the segments that graphs use, or in the others. */
-static void look_for_movable(const struct gr_split *split, bool in_graphs, uint64_t most_bytes, struct found *found)
+static void look_for_movable(const struct gr_segments *segments, bool in_graphs, uint64_t most_bytes,
+                             struct found *found)
 {
         unsigned looked_at = 0;
 
         for (int kind = GR_EXPANDABLE_KINDS; kind-- > 0;) {
-                const struct gr_free_lists *lists = &split->free[kind];
+                const struct gr_free_lists *lists = &segments->free[kind];
                 struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
 
                 for (; range && range->segment->in_graphs == in_graphs; range = gr_range_next(lists, range)) {
@@ -77,27 +78,27 @@ static void look_for_movable(const struct gr_split *split, bool in_graphs, uint6
  * The largest extent of at most most_bytes, as every move costs the same; of equals the one in the smallest free range.
  * Looks at EXTENTS_LOOK of them at most. from_graphs: memory of the segments that graphs use comes first.
  */
-static struct found find_movable(const struct gr_split *split, bool from_graphs, uint64_t most_bytes)
+static struct found find_movable(const struct gr_segments *segments, bool from_graphs, uint64_t most_bytes)
 {
         struct found found = {0};
 
         if (from_graphs)
-                look_for_movable(split, true, most_bytes, &found);
+                look_for_movable(segments, true, most_bytes, &found);
         if (!found.range)
-                look_for_movable(split, false, most_bytes, &found);
+                look_for_movable(segments, false, most_bytes, &found);
         return found;
 }
 
 bool gr_remap_has(struct gr_context *context, uint64_t bytes)
 {
-        const struct gr_split *split = context->split;
+        const struct gr_segments *segments = context->segments;
         uint64_t sum = 0;
 
-        gr_assert_locked(&split->lock);
-        for (int kind = 0; kind < GR_EXPANDABLE_KINDS && !atomic_load(&split->moves_refused); kind++) {
-                const struct gr_range *range = gr_range_first(&split->free[kind], GR_PAGE_BYTES);
+        gr_assert_locked(&segments->lock);
+        for (int kind = 0; kind < GR_EXPANDABLE_KINDS && !atomic_load(&segments->moves_refused); kind++) {
+                const struct gr_range *range = gr_range_first(&segments->free[kind], GR_PAGE_BYTES);
 
-                for (; range && sum < bytes; range = gr_range_next(&split->free[kind], range)) {
+                for (; range && sum < bytes; range = gr_range_next(&segments->free[kind], range)) {
                         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range);
 
                         while (range->segment->pages && gr_fence_usable(context->fence, range->block.freed_epoch) &&
@@ -124,14 +125,14 @@ struct move {
  * Chooses extents to move into the holes of a busy range. Their memory is usable, so work that is submitted later runs
  * after the work that may still use it, whatever address it uses.
  */
-static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, uint64_t hole_bytes,
+static unsigned moves_choose(struct gr_segments *segments, const struct gr_range *range, uint64_t hole_bytes,
                              bool from_graphs, struct move *moves)
 {
         const struct gr_segment *segment = range->segment;
         uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range), stop = at, chosen = 0;
         unsigned count = 0;
 
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         while (at < end && count < MOVE_BATCH && chosen < hole_bytes) {
                 struct gr_range *from;
                 struct found found;
@@ -140,10 +141,10 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
                 while (stop < end && !gr_page_is_mapped(gr_page_at(segment, stop)))
                         stop += GR_PAGE_BYTES;
                 most = gr_min(stop - at, hole_bytes - chosen);
-                found = find_movable(split, from_graphs, most);
+                found = find_movable(segments, from_graphs, most);
                 if (!found.range && most < stop - at)
-                        found = find_movable(split, from_graphs, stop - at);
-                from = found.range ? gr_range_isolate(split, found.range, found.at, found.bytes) : NULL;
+                        found = find_movable(segments, from_graphs, stop - at);
+                from = found.range ? gr_range_isolate(segments, found.range, found.at, found.bytes) : NULL;
                 if (from) {
                         moves[count++] = (struct move){.from = from, .to = at};
                         at += found.bytes;
@@ -191,56 +192,56 @@ static bool move_one(struct gr_context *context, struct gr_segment *segment, con
 
 uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes, bool from_graphs)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct move moves[MOVE_BATCH];
         unsigned count, done = 0;
 
-        if (atomic_load(&split->moves_refused))
+        if (atomic_load(&segments->moves_refused))
                 return hole_bytes;
-        gr_lock(&split->lock);
+        gr_lock(&segments->lock);
         gr_segments_free_usable(context);
-        count = moves_choose(split, range, hole_bytes, from_graphs && range->segment->in_graphs, moves);
-        gr_unlock(&split->lock);
+        count = moves_choose(segments, range, hole_bytes, from_graphs && range->segment->in_graphs, moves);
+        gr_unlock(&segments->lock);
         while (done < count && move_one(context, range->segment, &moves[done]))
                 done++;
-        if (done < count && !atomic_exchange(&split->moves_refused, true))
+        if (done < count && !atomic_exchange(&segments->moves_refused, true))
                 gr_log(GR_LOG_INFO, "the driver refuses to map memory at a second address: free memory is not moved");
-        gr_lock(&split->lock);
+        gr_lock(&segments->lock);
         for (unsigned i = 0; i < count; i++) {
                 struct gr_range *from = moves[i].from;
 
                 if (i < done) {
                         hole_bytes -= gr_min(hole_bytes, from->block.capacity_bytes);
                         if (range->segment->in_graphs && !from->segment->in_graphs) {
-                                gr_split_surplus(split, -(int64_t)from->block.capacity_bytes);
+                                gr_segments_surplus(segments, -(int64_t)from->block.capacity_bytes);
                                 gr_budget_add(&context->device->graph_bytes, from->block.capacity_bytes);
                                 gr_budget_uncache(context->device, from->block.capacity_bytes);
                         }
                         gr_count(context->core, GR_COUNTER_remapped_bytes, from->block.capacity_bytes);
-                        stale_enter(split, from, gr_page_at(range->segment, moves[i].to)->freed_epoch,
+                        stale_enter(segments, from, gr_page_at(range->segment, moves[i].to)->freed_epoch,
                                     from->segment->in_graphs);
                 } else {
-                        gr_extent_settle(split, from, GR_RANGE_FREE);
+                        gr_extent_settle(segments, from, GR_RANGE_FREE);
                 }
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return hole_bytes;
 }
 
 GR_NOT_CHECKED void gr_remap_collect(struct gr_context *context)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct gr_block *block, *next, *idle = NULL;
 
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         /*
          * The whole list is searched, as an idle range may stand behind one that is not idle. Memory that is idle at
          * its new address may be returned and uncharged at any time, and a stale address left behind would keep it on
          * the device.
          */
-        DL_FOREACH_SAFE (split->stale_pages, block, next)
+        DL_FOREACH_SAFE (segments->stale_pages, block, next)
                 if (gr_fence_idle(context->fence, block->freed_epoch)) {
-                        DL_DELETE(split->stale_pages, block);
+                        DL_DELETE(segments->stale_pages, block);
                         gr_range_become(gr_range_of(block), GR_RANGE_BUSY);
                         DL_APPEND(idle, block);
                 }
@@ -249,16 +250,16 @@ GR_NOT_CHECKED void gr_remap_collect(struct gr_context *context)
                 int rc;
 
                 DL_DELETE(idle, block);
-                split->busy++;
-                gr_unlock(&split->lock);
+                segments->busy++;
+                gr_unlock(&segments->lock);
                 rc = context->core->driver->mem_unmap(context->handle, block->ptr, block->capacity_bytes, GR_NO_HANDLE);
-                gr_lock(&split->lock);
-                split->busy--;
+                gr_lock(&segments->lock);
+                segments->busy--;
                 if (rc) { /* these addresses are lost */
                         gr_range_become(range, GR_RANGE_LOST);
                         continue;
                 }
                 gr_page_at(range->segment, block->ptr)->stale = 0;
-                gr_extent_settle(split, range, GR_RANGE_FREE);
+                gr_extent_settle(segments, range, GR_RANGE_FREE);
         }
 }

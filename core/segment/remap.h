@@ -22,11 +22,11 @@ struct gr_context;
  */
 uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes, bool from_graphs);
 
-/* Whether so many bytes of free memory could move, those of graph segments included. The split's lock is held. */
+/* Whether so many bytes of free memory could move, those of graph segments included. The segments' lock is held. */
 bool gr_remap_has(struct gr_context *context, uint64_t bytes);
 
 /*
- * Makes stale addresses holes when no work can use them any more. The split's lock is held, but released while the
+ * Makes stale addresses holes when no work can use them any more. The segments' lock is held, but released while the
  * driver is called.
  */
 void gr_remap_collect(struct gr_context *context);

@@ -20,13 +20,13 @@
 #include "fence/fence.h"
 #include "segment/extent.h"
 #include "segment/range.h"
-#include "segment/split_state.h"
+#include "segment/segments_state.h"
 
 #define FIRST_EPOCH UINT64_C(1)
 
 uint64_t gr_segment_stranded(const struct gr_segment *segment)
 {
-        gr_lock_rank_assert_held(GR_RANK_SPLIT);
+        gr_lock_rank_assert_held(GR_RANK_SEGMENTS);
         return segment->used_count > 0 ? segment->bytes - segment->used_bytes : 0;
 }
 
@@ -38,7 +38,7 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
         uint64_t before = gr_segment_stranded(segment);
         bool surplus = segment->used_count == 0;
 
-        gr_assert_locked(&context->split->lock);
+        gr_assert_locked(&context->segments->lock);
         if (segment->pages) {
                 gr_extent_use(context, range, sign);
                 return;
@@ -53,13 +53,13 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
         }
         assert((segment->used_count == 0) == (segment->used_bytes == 0) && segment->used_bytes <= segment->bytes);
         if (surplus || segment->used_count == 0)
-                gr_split_surplus(context->split, sign > 0 ? -(int64_t)segment->bytes : (int64_t)segment->bytes);
+                gr_segments_surplus(context->segments, sign > 0 ? -(int64_t)segment->bytes : (int64_t)segment->bytes);
         gr_budget_add(&context->device->stranded_bytes, gr_segment_stranded(segment) - before);
 }
 
 GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign)
 {
-        gr_assert_locked(&context->split->lock);
+        gr_assert_locked(&context->segments->lock);
         if (range->segment->in_graphs) {
                 gr_budget_add(&context->device->graph_bytes, -(uint64_t)(sign * (int64_t)range->block.capacity_bytes));
                 gr_extent_note(range, sign > 0 ? FIRST_EPOCH : range->block.freed_epoch);
@@ -74,25 +74,25 @@ GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *ra
 
 bool gr_segments_serve_ahead(struct gr_context *context, const struct gr_segment *segment)
 {
-        gr_assert_locked(&context->split->lock);
+        gr_assert_locked(&context->segments->lock);
         return !segment->small && !segment->graph && gr_fence_barrier_is_cheap(context->fence);
 }
 
 /* Counts a range as waiting, which the caller puts into the queue. */
-static void count_waiting(struct gr_split *split, struct gr_range *range)
+static void count_waiting(struct gr_segments *segments, struct gr_range *range)
 {
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         gr_range_become(range, GR_RANGE_WAITING);
-        split->free_count++;
-        gr_budget_add(&split->waiting_bytes, range->block.capacity_bytes);
+        segments->free_count++;
+        gr_budget_add(&segments->waiting_bytes, range->block.capacity_bytes);
 }
 
-void gr_segments_wait(struct gr_split *split, struct gr_range *range)
+void gr_segments_wait(struct gr_segments *segments, struct gr_range *range)
 {
         struct gr_block *block = &range->block;
 
-        count_waiting(split, range);
-        DL_APPEND(split->queue, block);
+        count_waiting(segments, range);
+        DL_APPEND(segments->queue, block);
 }
 
 static int by_epoch(const struct gr_block *a, const struct gr_block *b)
@@ -104,31 +104,31 @@ static int by_epoch(const struct gr_block *a, const struct gr_block *b)
  * As gr_segments_wait, for a list (utlist's DL) of ranges that were freed before the last one in the queue: behind that
  * they would wait for work that has nothing to do with them.
  */
-static void wait_among(struct gr_split *split, struct gr_block *early)
+static void wait_among(struct gr_segments *segments, struct gr_block *early)
 {
-        struct gr_block *later = split->queue, *block;
+        struct gr_block *later = segments->queue, *block;
 
         DL_SORT(early, by_epoch);
         while ((block = early)) {
                 DL_DELETE(early, block);
                 while (later->freed_epoch <= block->freed_epoch)
                         later = later->next;
-                count_waiting(split, gr_range_of(block));
-                DL_PREPEND_ELEM(split->queue, later, block);
+                count_waiting(segments, gr_range_of(block));
+                DL_PREPEND_ELEM(segments->queue, later, block);
         }
 }
 
 GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
 {
         struct gr_context *context = arena->context;
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct gr_block *blocks = gr_arena_empty_fastbins(arena), *block, *next, *freed = NULL, *early = NULL;
         uint64_t epoch;
 
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         if (!blocks)
                 return false;
-        epoch = atomic_load(&split->ahead_epoch);
+        epoch = atomic_load(&segments->ahead_epoch);
         for (block = blocks; block; block = next) {
                 struct gr_range *range = gr_range_of(block);
 
@@ -138,8 +138,8 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
                 count_used(context, range, -1);
                 if (!gr_fence_usable(context->fence, block->freed_epoch) &&
                     !gr_segments_serve_ahead(context, range->segment)) {
-                        if (!split->queue || split->queue->prev->freed_epoch <= block->freed_epoch)
-                                gr_segments_wait(split, range);
+                        if (!segments->queue || segments->queue->prev->freed_epoch <= block->freed_epoch)
+                                gr_segments_wait(segments, range);
                         else
                                 DL_PREPEND(early, block);
                         continue;
@@ -148,9 +148,9 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
                 gr_range_become(range, GR_RANGE_MERGING);
                 DL_PREPEND(freed, block);
         }
-        atomic_store(&split->ahead_epoch, epoch);
-        gr_range_free_all(split, freed);
-        wait_among(split, early);
+        atomic_store(&segments->ahead_epoch, epoch);
+        gr_range_free_all(segments, freed);
+        wait_among(segments, early);
         return true;
 }
 
@@ -158,7 +158,7 @@ bool gr_segments_merge_fastbins(struct gr_context *context)
 {
         bool merged = false;
 
-        gr_assert_locked(&context->split->lock);
+        gr_assert_locked(&context->segments->lock);
         for (struct gr_arena *arena = context->first_arena; arena; arena = gr_arena_next(arena, context->first_arena))
                 merged |= gr_segments_merge_fastbins_of(arena);
         return merged;
@@ -180,16 +180,16 @@ void gr_segment_destroy(struct gr_segment *segment)
 
 GR_HOT_CODE void gr_segments_free_usable(struct gr_context *context)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct gr_block *block;
 
-        gr_assert_locked(&split->lock);
-        while ((block = split->queue) && gr_fence_usable(context->fence, block->freed_epoch)) {
-                assert(gr_range_of(block)->state == GR_RANGE_WAITING && split->free_count > 0);
-                DL_DELETE(split->queue, block);
-                gr_budget_add(&split->waiting_bytes, -(uint64_t)block->capacity_bytes);
-                split->free_count--;
-                gr_range_free(split, gr_range_of(block));
+        gr_assert_locked(&segments->lock);
+        while ((block = segments->queue) && gr_fence_usable(context->fence, block->freed_epoch)) {
+                assert(gr_range_of(block)->state == GR_RANGE_WAITING && segments->free_count > 0);
+                DL_DELETE(segments->queue, block);
+                gr_budget_add(&segments->waiting_bytes, -(uint64_t)block->capacity_bytes);
+                segments->free_count--;
+                gr_range_free(segments, gr_range_of(block));
         }
 }
 
@@ -197,7 +197,7 @@ GR_HOT_CODE bool gr_segments_list(struct gr_context *context, struct gr_block *b
 {
         struct gr_block *stale;
 
-        gr_assert_locked(&context->split->lock);
+        gr_assert_locked(&context->segments->lock);
         if (gr_block_add(context->core, block, &stale))
                 return false;
         if (stale && !(stale->flags & GR_BLOCK_RANGE)) {
@@ -209,41 +209,41 @@ GR_HOT_CODE bool gr_segments_list(struct gr_context *context, struct gr_block *b
 
 GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struct gr_range *range, size_t bytes)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct gr_block *block = &range->block;
         struct gr_range *rest;
 
-        gr_assert_locked(&split->lock);
-        assert(bytes > 0 && bytes % GR_SPLIT_UNIT_BYTES == 0 && bytes <= block->capacity_bytes);
+        gr_assert_locked(&segments->lock);
+        assert(bytes > 0 && bytes % GR_SEGMENTS_UNIT_BYTES == 0 && bytes <= block->capacity_bytes);
         assert(range->segment->small == gr_is_small(bytes) || range->segment->graph);
         /* The report of a failed allocation adds up blocks by their class (oom_report.h). */
         gr_block_begin_cached(block, gr_class_of(bytes), GR_BLOCK_RANGE | (range->segment->graph ? GR_BLOCK_GRAPH : 0));
         if (!gr_segments_list(context, block)) {
-                gr_range_free(split, range);
+                gr_range_free(segments, range);
                 return NULL;
         }
         /* Without host memory for a second range the block keeps the rest. */
         rest = block->capacity_bytes > bytes ? gr_range_cut(range, bytes) : NULL;
         gr_range_become(range, GR_RANGE_USED);
         if (rest)
-                gr_range_free(split, rest);
+                gr_range_free(segments, rest);
         gr_segments_use(context, range, 1);
         if (range->segment->graph) {
-                split->graph_used_bytes += block->capacity_bytes;
-                split->graph_peak_bytes = gr_max(split->graph_peak_bytes, split->graph_used_bytes);
+                segments->graph_used_bytes += block->capacity_bytes;
+                segments->graph_peak_bytes = gr_max(segments->graph_peak_bytes, segments->graph_used_bytes);
         }
         return block;
 }
 
-size_t gr_segments_above(const struct gr_split *split, uint64_t ptr)
+size_t gr_segments_above(const struct gr_segments *segments, uint64_t ptr)
 {
-        size_t low = 0, high = split->segment_count;
+        size_t low = 0, high = segments->segment_count;
 
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         while (low < high) {
                 size_t middle = (low + high) / 2;
 
-                if (split->segments[middle]->ptr <= ptr)
+                if (segments->by_address[middle]->ptr <= ptr)
                         low = middle + 1;
                 else
                         high = middle;
@@ -251,53 +251,53 @@ size_t gr_segments_above(const struct gr_split *split, uint64_t ptr)
         return low;
 }
 
-bool gr_segments_add(struct gr_split *split, struct gr_segment *segment)
+bool gr_segments_add(struct gr_segments *segments, struct gr_segment *segment)
 {
         size_t at;
 
-        if (split->segment_count == split->segment_room) {
-                size_t room = split->segment_room ? 2 * split->segment_room : 64;
-                struct gr_segment **grown = realloc(split->segments, room * sizeof(struct gr_segment *));
+        if (segments->segment_count == segments->segment_room) {
+                size_t room = segments->segment_room ? 2 * segments->segment_room : 64;
+                struct gr_segment **grown = realloc(segments->by_address, room * sizeof(struct gr_segment *));
 
                 if (!grown)
                         return false;
-                split->segments = grown;
-                split->segment_room = room;
+                segments->by_address = grown;
+                segments->segment_room = room;
         }
-        gr_assert_locked(&split->lock);
-        at = gr_segments_above(split, segment->ptr);
-        assert(at == 0 || split->segments[at - 1]->ptr + split->segments[at - 1]->bytes <= segment->ptr);
-        assert(at == split->segment_count || segment->ptr + segment->bytes <= split->segments[at]->ptr);
-        memmove(&split->segments[at + 1], &split->segments[at],
-                (split->segment_count - at) * sizeof(struct gr_segment *));
-        split->segments[at] = segment;
-        split->segment_count++;
+        gr_assert_locked(&segments->lock);
+        at = gr_segments_above(segments, segment->ptr);
+        assert(at == 0 || segments->by_address[at - 1]->ptr + segments->by_address[at - 1]->bytes <= segment->ptr);
+        assert(at == segments->segment_count || segment->ptr + segment->bytes <= segments->by_address[at]->ptr);
+        memmove(&segments->by_address[at + 1], &segments->by_address[at],
+                (segments->segment_count - at) * sizeof(struct gr_segment *));
+        segments->by_address[at] = segment;
+        segments->segment_count++;
         return true;
 }
 
 void gr_segments_remove(struct gr_context *context, size_t index)
 {
-        struct gr_split *split = context->split;
-        struct gr_segment *segment = split->segments[index];
+        struct gr_segments *segments = context->segments;
+        struct gr_segment *segment = segments->by_address[index];
 
-        gr_assert_locked(&split->lock);
-        assert(index < split->segment_count && segment->used_count == 0 && !segment->pages);
+        gr_assert_locked(&segments->lock);
+        assert(index < segments->segment_count && segment->used_count == 0 && !segment->pages);
         for (struct gr_range *range = segment->first; range; range = range->after) {
                 if (range->state == GR_RANGE_FREE) {
-                        gr_range_leave(split, range);
+                        gr_range_leave(segments, range);
                 } else if (range->state == GR_RANGE_WAITING) {
                         struct gr_block *block = &range->block;
 
-                        DL_DELETE(split->queue, block);
-                        gr_budget_add(&split->waiting_bytes, -(uint64_t)block->capacity_bytes);
-                        split->free_count--;
+                        DL_DELETE(segments->queue, block);
+                        gr_budget_add(&segments->waiting_bytes, -(uint64_t)block->capacity_bytes);
+                        segments->free_count--;
                 }
         }
         gr_budget_uncache(context->device, segment->bytes);
-        gr_split_surplus(split, -(int64_t)segment->bytes);
-        split->segment_count--;
-        memmove(&split->segments[index], &split->segments[index + 1],
-                (split->segment_count - index) * sizeof(struct gr_segment *));
+        gr_segments_surplus(segments, -(int64_t)segment->bytes);
+        segments->segment_count--;
+        memmove(&segments->by_address[index], &segments->by_address[index + 1],
+                (segments->segment_count - index) * sizeof(struct gr_segment *));
 }
 
 int gr_segment_take(struct gr_context *context, size_t bytes, struct gr_segment **ret_segment)

@@ -1,7 +1,7 @@
 /*
  * The segments of a context and their ranges: the list by address, which of their bytes are used, and how a range
- * becomes a block or free memory. The split's lock is held, unless a comment says otherwise; it is never held across a
- * call of the driver.
+ * becomes a block or free memory. The segments' lock is held, unless a comment says otherwise; it is never held across
+ * a call of the driver.
  */
 #ifndef GR_SEGMENTS_H
 #define GR_SEGMENTS_H
@@ -13,7 +13,7 @@
 #include "account/budget.h"
 #include "base/lock.h"
 #include "context/context.h"
-#include "segment/split_state.h"
+#include "segment/segments_state.h"
 
 #define GR_PEAK_LOOK_REQUESTS 16 /* the peak of live memory is looked at once in so many requests */
 
@@ -23,10 +23,10 @@ struct gr_range;
 struct gr_segment;
 
 /* The index of the first segment above ptr. */
-size_t gr_segments_above(const struct gr_split *split, uint64_t ptr);
+size_t gr_segments_above(const struct gr_segments *segments, uint64_t ptr);
 
 /* Adds a segment to the list; false: out of memory. */
-bool gr_segments_add(struct gr_split *split, struct gr_segment *segment);
+bool gr_segments_add(struct gr_segments *segments, struct gr_segment *segment);
 
 /* Takes the segment at index, which has no used ranges, off the list; the caller frees it and returns its memory. */
 void gr_segments_remove(struct gr_context *context, size_t index);
@@ -53,7 +53,7 @@ void gr_segments_use(struct gr_context *context, struct gr_range *range, int sig
 bool gr_segments_serve_ahead(struct gr_context *context, const struct gr_segment *segment);
 
 /* Appends a range that is no longer counted as used to the queue of those that wait for their epoch. */
-void gr_segments_wait(struct gr_split *split, struct gr_range *range);
+void gr_segments_wait(struct gr_segments *segments, struct gr_range *range);
 
 /*
  * Takes all ranges out of the fastbins of all arenas; gr_segments_merge_fastbins_of of one arena. Those whose epoch is
@@ -81,8 +81,8 @@ struct gr_block *gr_segments_carve(struct gr_context *context, struct gr_range *
 /* Counts a request that a free range served, and looks at the peak of live memory now and then. */
 static inline void gr_segments_hit(struct gr_context *context)
 {
-        gr_assert_locked(&context->split->lock);
-        if (++context->split->hits % GR_PEAK_LOOK_REQUESTS == 0)
+        gr_assert_locked(&context->segments->lock);
+        if (++context->segments->hits % GR_PEAK_LOOK_REQUESTS == 0)
                 gr_budget_update_peak(context->device);
 }
 

@@ -14,8 +14,8 @@
 #include "context/context.h"
 #include "fence/fence.h"
 #include "segment/range.h"
-#include "segment/split_state.h"
-#include "segment/split_trim.h"
+#include "segment/segments_state.h"
+#include "segment/segments_trim.h"
 
 #define SLACK_SHARE       16                   /* footprint above the peak of live memory: this share of it */
 #define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* at least so much: less is not worth calls of the driver */
@@ -35,10 +35,10 @@
 #define WAIT_MOST_NS      UINT64_C(5000000)             /* for work that is about to end, before the footprint grows */
 #define TELL_SHARE        32 /* the footprint is logged each time it has grown by this share */
 
-/* Adds what the time since the last call earned. The split's lock is held. */
+/* Adds what the time since the last call earned. The segments' lock is held. */
 static void add_credit(struct gr_slack *slack, uint64_t now_ns)
 {
-        gr_lock_rank_assert_held(GR_RANK_SPLIT);
+        gr_lock_rank_assert_held(GR_RANK_SEGMENTS);
         if (slack->credit_at_ns == 0)
                 slack->credit_ns = CREDIT_MOST_NS;
         else if (now_ns > slack->credit_at_ns)
@@ -50,10 +50,10 @@ static void add_credit(struct gr_slack *slack, uint64_t now_ns)
 
 uint64_t gr_slack_worth_opening(struct gr_context *context, size_t bytes)
 {
-        struct gr_slack *slack = &context->split->slack;
+        struct gr_slack *slack = &context->segments->slack;
         unsigned shift; /* 3 to 0 as the credit runs down: 1/8 too large, 1/4, 1/2, twice */
 
-        gr_assert_locked(&context->split->lock);
+        gr_assert_locked(&context->segments->lock);
         add_credit(slack, context->core->driver->now_ns());
         if (slack->credit_ns <= 0)
                 return UINT64_MAX;
@@ -80,7 +80,7 @@ static uint64_t above(struct gr_device *device, uint64_t peak, size_t request_by
         uint64_t reserved = atomic_load(&device->reserved_bytes), line;
 
         assert(request_bytes <= GR_BLOCK_MAX_BYTES && growth_bytes <= INT64_MAX); /* no sum below overflows */
-        peak = gr_max(peak, gr_budget_live(device) + gr_round_up(request_bytes, GR_SPLIT_UNIT_BYTES));
+        peak = gr_max(peak, gr_budget_live(device) + gr_round_up(request_bytes, GR_SEGMENTS_UNIT_BYTES));
         line = peak + gr_max(peak / share, SLACK_LEAST_BYTES);
         return reserved + growth_bytes > line ? reserved + growth_bytes - line : 0;
 }
@@ -97,16 +97,16 @@ static uint64_t above_bound(struct gr_context *context, size_t request_bytes, ui
 /* What is left of the credit after so much time was spent. */
 static int64_t credit(struct gr_context *context, uint64_t spent_ns)
 {
-        struct gr_slack *slack = &context->split->slack;
+        struct gr_slack *slack = &context->segments->slack;
         int64_t left;
 
-        gr_lock(&context->split->lock);
+        gr_lock(&context->segments->lock);
         add_credit(slack, context->core->driver->now_ns());
         slack->credit_ns -= (int64_t)spent_ns;
         if (slack->credit_ns < -DEBT_MOST_NS)
                 slack->credit_ns = -DEBT_MOST_NS;
         left = slack->credit_ns;
-        gr_unlock(&context->split->lock);
+        gr_unlock(&context->segments->lock);
         return left;
 }
 
@@ -116,47 +116,47 @@ static int64_t credit(struct gr_context *context, uint64_t spent_ns)
  */
 static void trim(struct gr_context *context, uint64_t want_bytes)
 {
-        uint64_t gone = gr_split_trim(context, want_bytes);
+        uint64_t gone = gr_segments_trim(context, want_bytes);
 
         if (gone < want_bytes && gr_arenas_cached(context) >= BINS_LEAST_BYTES &&
             gr_fence_idle(context->fence, gr_fence_usable_epoch(context->fence)))
                 gr_bins_trim(context, want_bytes - gone);
 }
 
-static bool has_surplus(struct gr_split *split)
+static bool has_surplus(struct gr_segments *segments)
 {
         bool has;
 
-        gr_lock(&split->lock);
-        has = (split->expandable[GR_EXPANDABLE_LARGE] || split->expandable[GR_EXPANDABLE_SMALL]) &&
-              split->surplus_bytes > 0;
-        gr_unlock(&split->lock);
+        gr_lock(&segments->lock);
+        has = (segments->expandable[GR_EXPANDABLE_LARGE] || segments->expandable[GR_EXPANDABLE_SMALL]) &&
+              segments->surplus_bytes > 0;
+        gr_unlock(&segments->lock);
         return has;
 }
 
 /* Logs what the memory consists of when the footprint passes its bound; only after it has grown by TELL_SHARE. */
 static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t above, uint64_t waited_ns)
 {
-        struct gr_split *split = context->split;
-        struct gr_slack *slack = &split->slack;
+        struct gr_segments *segments = context->segments;
+        struct gr_slack *slack = &segments->slack;
         uint64_t reserved = atomic_load(&context->device->reserved_bytes), mib = UINT64_C(1) << 20;
 
-        gr_lock(&split->lock);
+        gr_lock(&segments->lock);
         slack->waited_ns += waited_ns;
         if (gr_log_enabled(GR_LOG_DEBUG) && above > 0 && reserved + growth_bytes > slack->told_bytes) {
                 slack->told_bytes = reserved + reserved / TELL_SHARE;
                 gr_log(GR_LOG_DEBUG,
-                       "split grows by %" PRIu64 " MiB, %" PRIu64 " above its bound: %" PRIu64
+                       "segments grow by %" PRIu64 " MiB, %" PRIu64 " above their bound: %" PRIu64
                        " MiB reserved, live %" PRIu64 ", its peak %" PRIu64 ", waiting %" PRIu64
                        ", wholly free %" PRIu64 ", stranded %" PRIu64 "; credit %" PRId64 " us, waited %" PRIu64
                        " us, barriers %s",
                        growth_bytes / mib, above / mib, reserved / mib, gr_budget_live(context->device) / mib,
-                       atomic_load(&context->device->peak_live_bytes) / mib, atomic_load(&split->waiting_bytes) / mib,
-                       split->surplus_bytes / mib, atomic_load(&context->device->stranded_bytes) / mib,
-                       slack->credit_ns / 1000, slack->waited_ns / 1000,
-                       gr_fence_barrier_is_cheap(context->fence) ? "free" : "dear");
+                       atomic_load(&context->device->peak_live_bytes) / mib,
+                       atomic_load(&segments->waiting_bytes) / mib, segments->surplus_bytes / mib,
+                       atomic_load(&context->device->stranded_bytes) / mib, slack->credit_ns / 1000,
+                       slack->waited_ns / 1000, gr_fence_barrier_is_cheap(context->fence) ? "free" : "dear");
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
 }
 
 bool gr_slack_is_exceeded(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
@@ -181,36 +181,37 @@ void gr_slack_spend(struct gr_context *context, uint64_t spent_ns)
         credit(context, spent_ns);
 }
 
-/* The most that graphs used at a time, or will with this request. The split's lock is held. */
-static uint64_t graph_peak(const struct gr_split *split, size_t request_bytes)
+/* The most that graphs used at a time, or will with this request. The segments' lock is held. */
+static uint64_t graph_peak(const struct gr_segments *segments, size_t request_bytes)
 {
-        gr_assert_locked(&split->lock);
-        return gr_max(split->graph_peak_bytes, split->graph_used_bytes + request_bytes);
+        gr_assert_locked(&segments->lock);
+        return gr_max(segments->graph_peak_bytes, segments->graph_used_bytes + request_bytes);
 }
 
-/* What is mapped in graph segments; graphs may have other memory elsewhere. The split's lock is held. */
-static uint64_t mapped_for_graphs(const struct gr_split *split)
+/* What is mapped in graph segments; graphs may have other memory elsewhere. The segments' lock is held. */
+static uint64_t mapped_for_graphs(const struct gr_segments *segments)
 {
         uint64_t mapped_bytes = 0;
 
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
-                if (split->expandable[kind])
-                        mapped_bytes += atomic_load(&split->expandable[kind]->mapped_bytes);
+                if (segments->expandable[kind])
+                        mapped_bytes += atomic_load(&segments->expandable[kind]->mapped_bytes);
         return mapped_bytes;
 }
 
 bool gr_slack_has_room_for_graph(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
 {
-        uint64_t peak = graph_peak(context->split, request_bytes);
+        uint64_t peak = graph_peak(context->segments, request_bytes);
 
-        return mapped_for_graphs(context->split) + growth_bytes <= peak + gr_max(peak / GRAPH_SHARE, GRAPH_LEAST_BYTES);
+        return mapped_for_graphs(context->segments) + growth_bytes <=
+               peak + gr_max(peak / GRAPH_SHARE, GRAPH_LEAST_BYTES);
 }
 
 uint64_t gr_slack_ahead_for_graph(struct gr_context *context, size_t request_bytes)
 {
-        uint64_t peak = graph_peak(context->split, request_bytes), most_bytes = peak + peak / GRAPH_AHEAD_SHARE;
-        uint64_t mapped_bytes = mapped_for_graphs(context->split);
+        uint64_t peak = graph_peak(context->segments, request_bytes), most_bytes = peak + peak / GRAPH_AHEAD_SHARE;
+        uint64_t mapped_bytes = mapped_for_graphs(context->segments);
 
         return mapped_bytes < most_bytes ? most_bytes - mapped_bytes : 0;
 }
@@ -236,7 +237,7 @@ bool gr_slack_make_room(struct gr_context *context, size_t request_bytes, uint64
                 trim(context, above);
                 above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         }
-        while (above > 0 && credit_ns > 0 && rc == 0 && has_surplus(context->split)) {
+        while (above > 0 && credit_ns > 0 && rc == 0 && has_surplus(context->segments)) {
                 uint64_t wait_ns = driver->now_ns();
 
                 rc = gr_fence_wait_oldest(context->fence, begin_ns + WAIT_MOST_NS);

@@ -34,12 +34,12 @@ bool gr_slack_is_exceeded_recently(struct gr_context *context, size_t request_by
 /*
  * Whether the graph segments may grow by growth_bytes for a request of request_bytes before memory moves. What is
  * parked for graphs elsewhere on the device counts as free here, so where there is any, memory moves earlier. The
- * split's lock is held.
+ * segments' lock is held.
  */
 bool gr_slack_has_room_for_graph(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
 /*
- * How much may be mapped in graph segments at once for a request that lacks less. 0: only what it lacks. The split's
+ * How much may be mapped in graph segments at once for a request that lacks less. 0: only what it lacks. The segments'
  * lock is held.
  */
 uint64_t gr_slack_ahead_for_graph(struct gr_context *context, size_t request_bytes);
@@ -57,7 +57,7 @@ bool gr_slack_make_room(struct gr_context *context, size_t request_bytes, uint64
 /*
  * The largest free segment, in bytes, that may be cut for this request. A small range in a large segment keeps all of
  * it from being returned, so it is better to return the segment and take one that fits. That costs time: the more was
- * spent recently, the larger the segment may be. The split's lock is held.
+ * spent recently, the larger the segment may be. The segments' lock is held.
  */
 uint64_t gr_slack_worth_opening(struct gr_context *context, size_t bytes);
 

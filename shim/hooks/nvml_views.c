@@ -198,7 +198,7 @@ static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigne
                 return;
         if (device) {
                 gr_context_each(&gr_core, ordinal, refresh_figures, device);
-                gr_split_trim_merge_and_collect(&gr_core, device);
+                gr_segments_trim_merge_and_collect(&gr_core, device);
                 gr_budget_share(device, gr_pool_slab_bytes(&gr_core, device), free_bytes, total, &share_free,
                                 &share_total);
                 total = share_total;

@@ -28,16 +28,16 @@ int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_in
 {
         CUdeviceptr base = ptr;
         struct gr_segment_import import;
-        struct gr_split_place place;
+        struct gr_segments_place place;
 
         /*
-         * Most queries are about the first byte of a block. For other addresses the split knows the range, and the
-         * driver knows the allocation.
+         * Most queries are about the first byte of a block. For other addresses the context's segments know the range,
+         * and the driver knows the allocation.
          */
         if (gr_ledger_find(gr_core.ledger, ptr, ret_info) != 0) {
-                if (gr_split_find(&gr_core, ptr, &place) == 0) {
+                if (gr_segments_find(&gr_core, ptr, &place) == 0) {
                         if (!place.live || gr_ledger_find(gr_core.ledger, place.base_ptr, ret_info) != 0)
-                                *ret_info = (struct gr_block_info){.split = true};
+                                *ret_info = (struct gr_block_info){.is_range = true};
                         else if (gr_notes_watch())
                                 gr_debug_correct(place.base_ptr, ret_info);
                         assert(place.base_ptr <= ptr);
@@ -48,7 +48,7 @@ int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_in
                         *ret_info = (struct gr_block_info){.context = gr_context_known(import.context),
                                                            .requested_bytes = import.bytes,
                                                            .live = true,
-                                                           .split = true};
+                                                           .is_range = true};
                         *ret_base = import.base;
                         return ret_info->context ? 0 : -ENOENT;
                 }
@@ -96,7 +96,7 @@ static void share(struct gr_context *context, size_t *free_bytes, size_t *total_
         gr_stream_ordered_refresh(context->device);
         if (gr_overhead_counted())
                 gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);
-        gr_split_trim_merge_and_collect(&gr_core, context->device);
+        gr_segments_trim_merge_and_collect(&gr_core, context->device);
         gr_budget_share(context->device, gr_pool_slab_bytes(&gr_core, context->device), *free_bytes, *total_bytes,
                         &share_free, &share_total);
         *free_bytes = share_free;
@@ -180,7 +180,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *si
         result = GR_REAL(cuMemGetAddressRange_v2, base, size, dptr);
         /* The driver knows no allocation there, but the pool does. Other errors, as without a context, are returned. */
         if ((result == CUDA_ERROR_NOT_FOUND || result == CUDA_ERROR_INVALID_VALUE) && gr_real.cuMemGetAddressRange_v2 &&
-            (info.spilled || info.split))
+            (info.spilled || info.is_range))
                 result = CUDA_SUCCESS;
         if (result == CUDA_SUCCESS && size)
                 *size = info.requested_bytes;
@@ -199,19 +199,19 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
          * The driver gives each allocation a number of its own. Here each use of a block gets one, also where blocks
          * lie in one piece of mapped memory. A block that lies in several pieces has the number of the first.
          */
-        if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->split)
+        if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->is_range)
                 (void)gr_real.cuPointerGetAttribute(data, attribute, block);
         if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->generation > 1)
                 *(unsigned long long *)data |= (unsigned long long)(info->generation - 1) << 40;
-        if (info->split && attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR && data)
+        if (info->is_range && attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR && data)
                 *(CUdeviceptr *)data = block;
-        if (info->split && attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && data)
+        if (info->is_range && attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && data)
                 *(int *)data = info->generation > 0; /* 0: it is memory of another process */
         if (info->sync && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && data)
                 *(unsigned *)data = 1;
-        if (info->split && attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES && data)
+        if (info->is_range && attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES && data)
                 *(unsigned long long *)data = 0;
-        if (info->split && attribute == CU_POINTER_ATTRIBUTE_CONTEXT && data) /* mapped memory has none */
+        if (info->is_range && attribute == CU_POINTER_ATTRIBUTE_CONTEXT && data) /* mapped memory has none */
                 *(CUcontext *)data = info->context->handle;
         /* With this token another device can access the memory. */
         if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
@@ -229,7 +229,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute
         if (!is_live(ptr, block, &info))
                 return GR_REAL(cuPointerGetAttribute, data, attribute, GR_NO_POINTER);
         result = GR_REAL(cuPointerGetAttribute, data, attribute, ptr);
-        if (result != CUDA_SUCCESS && info.split && attribute == CU_POINTER_ATTRIBUTE_CONTEXT && data)
+        if (result != CUDA_SUCCESS && info.is_range && attribute == CU_POINTER_ATTRIBUTE_CONTEXT && data)
                 result = CUDA_SUCCESS;
         if (result == CUDA_SUCCESS)
                 correct(data, attribute, block, &info);
@@ -289,7 +289,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_at
 
         /* The driver gives this answer for mapped memory, whatever the attribute. */
         if (result == CUDA_ERROR_NOT_SUPPORTED && gr_shim_ready() && gr_query_block_at(ptr, &block, &info) == 0 &&
-            info.split)
+            info.is_range)
                 result = attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
                                  ? set_sync(block, &info, *(const unsigned *)value)
                                  : CUDA_ERROR_INVALID_VALUE;
@@ -311,7 +311,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
         GR_NO_CANCEL; /* as in cuPointerSetAttribute */
 
         if (gr_shim_ready() && gr_real.cuIpcGetMemHandle && gr_options.pool != GR_POOL_BINS &&
-            gr_query_block_at(dptr, &block, &info) == 0 && info.split) {
+            gr_query_block_at(dptr, &block, &info) == 0 && info.is_range) {
                 GR_KEEP_ERRNO;
 
                 if (!handle || !is_live(dptr, block, &info) || gr_segment_import_find(dptr, &import) == 0)

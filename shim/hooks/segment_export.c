@@ -47,8 +47,8 @@ GR_HELD(gr_mappings) static bool is_there(const struct gr_segment_handle *handle
                 return false;
         if (gr_notes_watch())
                 gr_debug_correct(handle->base, ret_info);
-        return ret_info->live && ret_info->split && ret_info->exported && ret_info->generation == handle->generation &&
-               ret_info->requested_bytes == handle->bytes;
+        return ret_info->live && ret_info->is_range && ret_info->exported &&
+               ret_info->generation == handle->generation && ret_info->requested_bytes == handle->bytes;
 }
 
 /* Fills the reply for a block in mapped memory. False: its memory is not mapped for core/. gr_mappings is held. */
@@ -372,7 +372,7 @@ bool gr_segment_export(CUdeviceptr base, const struct gr_block_info *info, CUipc
         struct gr_segment_reply reply;
         GR_NO_CANCEL;
 
-        assert(info->live && info->split);
+        assert(info->live && info->is_range);
         describe(&handle, &reply);
         handle.memory = reply.memory;
         if (reply.good)

@@ -274,9 +274,9 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
 static bool is_of_segment(CUdeviceptr ptr)
 {
         struct gr_segment_import import;
-        struct gr_split_place place;
+        struct gr_segments_place place;
 
-        return gr_split_find(&gr_core, ptr, &place) == 0 || gr_segment_import_find(ptr, &import) == 0;
+        return gr_segments_find(&gr_core, ptr, &place) == 0 || gr_segment_import_find(ptr, &import) == 0;
 }
 
 /* Lock held. The driver has unmapped the range. */

@@ -121,7 +121,7 @@ static size_t take(struct gr_context *context, uint64_t room_bytes, uint64_t *pt
 /* Requests that the context's pool served. Nobody else uses the context yet. */
 static uint64_t served(struct gr_context *context)
 {
-        uint64_t sum = context->split->hits;
+        uint64_t sum = context->segments->hits;
 
         for (unsigned i = 0; i < GR_SHARDS; i++) {
                 struct gr_arena *arena = gr_arena_at(context, i);
@@ -155,9 +155,9 @@ static void warm(struct gr_context *context)
         gr_fence_close(context->fence);
         gr_fence_wait_oldest(context->fence, gr_driver.now_ns() + WAIT_NS / 10);
         atomic_fetch_sub(taken, atomic_load(taken) - before);
-        gr_lock(&context->split->lock);
-        context->split->hits -= served(context) - hits;
-        gr_unlock(&context->split->lock);
+        gr_lock(&context->segments->lock);
+        context->segments->hits -= served(context) - hits;
+        gr_unlock(&context->segments->lock);
         free(ptrs);
         free(bytes);
 }

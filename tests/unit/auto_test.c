@@ -14,8 +14,8 @@
 #include "check.h"
 #include "core.h"
 #include "reclaim/trim.h"
-#include "segment/split.h"
-#include "split_gpu.h"
+#include "segment/segments_serve.h"
+#include "segments_gpu.h"
 
 /* Where memory can be mapped, segments serve large requests from the first one on; the bins do where it cannot. */
 static void test_auto(void)
@@ -27,7 +27,7 @@ static void test_auto(void)
         ptr = gpu_take(50 * MIB);
         GR_CHECK_EQ(gr_pool_kind_has_segments(context), gpu_mapping);
         GR_CHECK_EQ(gr_ledger_find(core.ledger, ptr, &info), 0);
-        GR_CHECK_EQ(info.split, gpu_mapping);
+        GR_CHECK_EQ(info.is_range, gpu_mapping);
         gpu_give(ptr, 50 * MIB);
         gpu_settle();
         gpu_end();
@@ -49,7 +49,7 @@ static void test_one_refused(void)
         for (int i = 0; i < 2; i++) {
                 small = gpu_take(200 * KIB);
                 GR_CHECK_EQ(gr_ledger_find(core.ledger, small, &info), 0);
-                GR_CHECK(!info.split);
+                GR_CHECK(!info.is_range);
                 charged = gpu_device()->reserved_bytes;
                 GR_CHECK_EQ(gpu_take(50 * MIB), large);
                 GR_CHECK_EQ(gpu_device()->reserved_bytes, charged);
@@ -86,19 +86,19 @@ static void test_slight(void)
         gpu_end();
 }
 
-/* More than split leaves them is left to bins, as it takes less time there. */
+/* More than segments leave them is left to bins, as it takes less time there. */
 static void test_least(void)
 {
         struct gr_block_info info = {0};
         uint64_t a, b;
 
         gpu_begin_auto();
-        a = gpu_take(GR_SPLIT_LEAST_AUTO_BYTES);
-        b = gpu_take(GR_SPLIT_LEAST_AUTO_BYTES + 1);
-        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && !info.split);
-        GR_CHECK(gr_ledger_find(core.ledger, b, &info) == 0 && info.split);
-        gpu_give(a, GR_SPLIT_LEAST_AUTO_BYTES);
-        gpu_give(b, GR_SPLIT_LEAST_AUTO_BYTES + 1);
+        a = gpu_take(GR_SEGMENTS_LEAST_AUTO_BYTES);
+        b = gpu_take(GR_SEGMENTS_LEAST_AUTO_BYTES + 1);
+        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && !info.is_range);
+        GR_CHECK(gr_ledger_find(core.ledger, b, &info) == 0 && info.is_range);
+        gpu_give(a, GR_SEGMENTS_LEAST_AUTO_BYTES);
+        gpu_give(b, GR_SEGMENTS_LEAST_AUTO_BYTES + 1);
         gpu_settle();
         gpu_end();
 }
@@ -344,7 +344,7 @@ static void test_ends_beside_frees(void)
 }
 
 /* What is done with fastbins, each by a thread that has to wait for them. */
-enum deed { ADOPT, TAKE, PUT, MERGE, MERGE_SPLIT, DEEDS };
+enum deed { ADOPT, TAKE, PUT, MERGE, MERGE_RANGES, DEEDS };
 
 struct waiter {
         enum deed deed;
@@ -367,17 +367,17 @@ static void *do_deed(void *arg)
                 waiter->ptr = gr_arena_adopt(waiter->arena, waiter->block, 6 * MIB);
                 break;
         case TAKE:
-                waiter->block = gr_split_take(context, 4 * MIB, GR_SPLIT_FROM_CLOSE);
+                waiter->block = gr_segments_take(context, 4 * MIB, GR_SEGMENTS_FROM_CLOSE);
                 break;
         case PUT:
-                GR_CHECK_EQ(gr_split_put(waiter->block, gr_fence_note_freed(context->fence, 6 * MIB),
-                                         GR_SPLIT_PUT_WAITS, &much),
+                GR_CHECK_EQ(gr_segments_put(waiter->block, gr_fence_note_freed(context->fence, 6 * MIB),
+                                            GR_SEGMENTS_PUT_WAITS, &much),
                             0);
                 break;
         case MERGE:
-        case MERGE_SPLIT:
+        case MERGE_RANGES:
         case DEEDS:
-                gr_split_trim_merge_fastbins(context);
+                gr_segments_trim_merge_fastbins(context);
                 break;
         }
         atomic_store(&waiter->done, true);
@@ -385,7 +385,7 @@ static void *do_deed(void *arg)
 }
 
 /* Fastbins, and what the fast path may take back, change under the lock that a free takes, and not beside it; they
- * are merged under split's as well. */
+ * are merged under the segments' as well. */
 static void test_locked(void)
 {
         for (enum deed deed = 0; deed < DEEDS; deed++) {
@@ -402,7 +402,7 @@ static void test_locked(void)
                 gpu_sync();
                 GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
                 if (deed == ADOPT || deed == PUT) {
-                        waiter.block = gr_split_take(context, 6 * MIB, GR_SPLIT_FROM_CLOSE);
+                        waiter.block = gr_segments_take(context, 6 * MIB, GR_SEGMENTS_FROM_CLOSE);
                         GR_CHECK(waiter.block && waiter.block->ptr == ptr);
                 }
                 count = gpu_own_fastbins()->count;
@@ -411,8 +411,8 @@ static void test_locked(void)
                         usleep(100);
                 if (deed == TAKE || deed == MERGE) /* what lies there is this thread's */
                         arena = context->first_arena;
-                if (deed == MERGE_SPLIT)
-                        gr_lock(&context->split->lock);
+                if (deed == MERGE_RANGES)
+                        gr_lock(&context->segments->lock);
                 else
                         gr_arena_lock(arena);
                 atomic_store(&waiter.go, true);
@@ -422,8 +422,8 @@ static void test_locked(void)
                 GR_CHECK_EQ(gpu_own_fastbins()->count, count);
                 if (deed == ADOPT)
                         GR_CHECK_EQ(atomic_load(&waiter.block->state), GR_BLOCK_CACHED);
-                if (deed == MERGE_SPLIT)
-                        gr_unlock(&context->split->lock);
+                if (deed == MERGE_RANGES)
+                        gr_unlock(&context->segments->lock);
                 else
                         gr_arena_unlock(arena);
                 pthread_join(thread, NULL);
@@ -442,7 +442,7 @@ static void test_locked(void)
                         GR_CHECK_EQ(atomic_load(&waiter.arena)->fastbins.count, 1);
                         break;
                 case MERGE:
-                case MERGE_SPLIT:
+                case MERGE_RANGES:
                 case DEEDS:
                         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
                         break;
@@ -452,8 +452,10 @@ static void test_locked(void)
         }
 }
 
-/* Bins ask what all have only where they pass what they were granted. What split has is granted to nobody, so each who
- * frees asks. */
+/*
+ * Bins ask what all have only where they pass what they were granted. What segments have is granted to nobody, so each
+ * who frees asks.
+ */
 static void test_threshold(enum gr_pool_kind pool)
 {
         uint64_t blocks[5];
@@ -481,7 +483,7 @@ static void test_excess(void)
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
         rest = gpu_take(2048 * MIB);
-        atomic_store(&context->split->extra_refused, false); /* each extent is larger than its block from here on */
+        atomic_store(&context->segments->extra_refused, false); /* each extent is larger than its block from here on */
         for (int i = 0; i < 4; i++)
                 blocks[i] = gpu_take(i % 2 ? 2 * MIB : 30 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, (2048 + 64) * MIB);

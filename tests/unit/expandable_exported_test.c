@@ -9,8 +9,8 @@
 #include "reclaim/decay.h"
 #include "reclaim/trim.h"
 #include "segment/expandable.h"
-#include "segment/split_trim.h"
-#include "split_gpu.h"
+#include "segment/segments_trim.h"
+#include "segments_gpu.h"
 
 /* Exported memory is not reused; of it goes back what no other block shares, the rest with the last that does. */
 static void test_exported(bool captured)
@@ -55,7 +55,7 @@ static void test_exported_often(void)
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         gpu_give(gpu_take(bytes), bytes);
-        GR_CHECK(TIMES * bytes > context->split->expandable[false]->bytes);
+        GR_CHECK(TIMES * bytes > context->segments->expandable[false]->bytes);
         for (int i = 0; i < TIMES; i++) {
                 uint64_t ptr = gpu_take(bytes);
 
@@ -69,12 +69,12 @@ static void test_exported_often(void)
 /* What must not be reused goes back with the last block beside it: not while another thread is at work there. */
 static void test_exported_alone(bool at_unmap)
 {
-        struct gr_split *split;
+        struct gr_segments *segments;
         pthread_t thread;
         uint64_t a;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        split = context->split;
+        segments = context->segments;
         a = gpu_take(7 * MIB);
         given = gpu_take(3 * MIB);
         GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
@@ -88,16 +88,16 @@ static void test_exported_alone(bool at_unmap)
                 sg_before[SG_CONTEXT_RECORD] = gpu_stop;
         pthread_create(&thread, NULL, give_last, NULL);
         sem_wait(&gpu_inside);
-        gr_lock(&split->lock);
-        GR_CHECK_EQ(split->busy, 1);
+        gr_lock(&segments->lock);
+        GR_CHECK_EQ(segments->busy, 1);
         sem_post(&gpu_go_on);
-        for (int n = 0; n < 20 && split->busy && (at_unmap || gpu_device()->reserved_bytes == 4 * MIB); n++)
+        for (int n = 0; n < 20 && segments->busy && (at_unmap || gpu_device()->reserved_bytes == 4 * MIB); n++)
                 usleep(1000);
-        GR_CHECK_EQ(split->busy, 1);
+        GR_CHECK_EQ(segments->busy, 1);
         GR_CHECK(at_unmap || gpu_device()->reserved_bytes == 4 * MIB);
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         pthread_join(thread, NULL);
-        GR_CHECK_EQ(split->busy, 0);
+        GR_CHECK_EQ(segments->busy, 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 2 * MIB);
         gpu_end();
 }
@@ -166,7 +166,7 @@ static void test_exported_in_order(bool decays)
         sg_work(context->handle, 0, b, 1);
         GR_CHECK_EQ(sg_free_in_order(&core, b, not_asked), 0);
         GR_CHECK(gpu_progress().done_ns < gpu_progress().submitted_ns);
-        gr_split_trim_collect(context);
+        gr_segments_trim_collect(context);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 10 * MIB);
         GR_CHECK(!gr_trim_has_none(context));
         gpu_sync();
@@ -177,7 +177,7 @@ static void test_exported_in_order(bool decays)
                         sg_advance(gr_decay_step_ns(&core));
                 }
         } else {
-                gr_split_trim_merge_and_collect(&core, gpu_device()); /* as when the program asks what is free */
+                gr_segments_trim_merge_and_collect(&core, gpu_device()); /* as when the program asks what is free */
         }
         GR_CHECK(gpu_device()->reserved_bytes <= 2 * MIB);
         gpu_settle();

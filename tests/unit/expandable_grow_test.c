@@ -8,7 +8,7 @@
 #include "segment/expandable.h"
 #include "segment/extent.h"
 #include "segment/range.h"
-#include "split_gpu.h"
+#include "segments_gpu.h"
 
 /* Partly mapped when the driver has no more: what came is cached, what was free stays usable, nothing is lost. */
 static void test_reserve_fails(void)
@@ -138,7 +138,7 @@ static void test_mapped_in_vain(enum gr_pool_kind pool, bool limited)
         uint64_t blocks[BLOCKS], beside[BLOCKS], before, large, missing, in_vain;
 
         gpu_begin(pool, GR_REUSE_AUTO);
-        atomic_store(&context->split_active, true);
+        atomic_store(&context->segments_active, true);
         if (limited)
                 gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, all);
         for (int i = 0; i < BLOCKS; i++) {
@@ -171,7 +171,7 @@ static uint64_t begin_extra(enum gr_pool_kind pool, uint64_t live_bytes)
 
         gpu_begin(pool, GR_REUSE_AUTO);
         ptr = gpu_take(live_bytes);
-        atomic_store(&context->split->extra_refused, false);
+        atomic_store(&context->segments->extra_refused, false);
         return ptr;
 }
 
@@ -214,7 +214,7 @@ static void test_extra_late(int looks)
         gpu_sync();
         gr_fence_sync(context->fence);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 1024 * MIB);
-        atomic_store(&context->split->extra_refused, true);
+        atomic_store(&context->segments->extra_refused, true);
         live = gpu_take(512 * MIB);
         for (int i = 0; i < PIECES; i++) {
                 free_ones[i] = gpu_take(4 * MIB);
@@ -223,8 +223,8 @@ static void test_extra_late(int looks)
         for (int i = 0; i < PIECES; i++)
                 gpu_give(free_ones[i], 4 * MIB);
         for (int i = 0; i < looks; i++)
-                gr_split_trim_unneeded(context);
-        atomic_store(&context->split->extra_refused, false);
+                gr_segments_trim_unneeded(context);
+        atomic_store(&context->segments->extra_refused, false);
         before = gpu_device()->reserved_bytes;
         GR_CHECK_EQ(before, (512 + 6 * PIECES) * MIB);
         ptr = gpu_take(6 * MIB);
@@ -413,7 +413,7 @@ static void test_extra_halfway(void)
 {
         uint64_t rest = begin_extra(GR_POOL_AUTO, 600 * MIB), a, b, c;
 
-        atomic_store(&context->split->extra_refused, true);
+        atomic_store(&context->segments->extra_refused, true);
         a = gpu_take(4 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 4 * MIB);
@@ -426,13 +426,13 @@ static void test_extra_halfway(void)
         gpu_give(c, 6 * MIB);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 608 * MIB);
-        atomic_store(&context->split->extra_refused, false);
+        atomic_store(&context->segments->extra_refused, false);
         sg_fail(SG_MEM_MAP, 2, 1, -ENOMEM);
         GR_CHECK_EQ(gpu_take(22 * MIB), a); /* between two holes is what was freed */
         GR_CHECK(!sg_planned(SG_MEM_MAP));
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 622 * MIB);
         GR_CHECK_EQ(gr_budget_live(gpu_device()), 622 * MIB);
-        GR_CHECK_EQ(context->split->surplus_bytes, 0);
+        GR_CHECK_EQ(context->segments->surplus_bytes, 0);
         gpu_give(a, 22 * MIB);
         gpu_give(rest, 600 * MIB);
         gpu_settle();
@@ -461,7 +461,7 @@ static void test_many_holes(void)
         gr_fence_close(context->fence);
         gr_fence_poll(context->fence);
         gr_trim(context, UINT64_MAX / 2);
-        segment = context->split->expandable[false];
+        segment = context->segments->expandable[false];
         last = segment->holes;
         for (int i = 1; i < PASSED; i++)
                 last = last->next;
@@ -469,10 +469,10 @@ static void test_many_holes(void)
         last->next = gr_check_wall();
         end = segment->end;
         GR_CHECK(end && !end->after && end->state == GR_RANGE_HOLE);
-        gr_lock(&context->split->lock);
+        gr_lock(&context->segments->lock);
         gr_extent_hole_leave(end);
         gr_extent_hole_enter(end); /* as the last of them */
-        gr_unlock(&context->split->lock);
+        gr_unlock(&context->segments->lock);
         a = gpu_take(4 * MIB); /* none of the holes is as large */
         GR_CHECK_EQ(a, ptrs[MANY - 1] + 2 * MIB);
         b = gpu_take(2 * MIB);
@@ -489,12 +489,12 @@ static void test_many_holes(void)
         gr_fence_poll(context->fence);
         gr_trim(context, UINT64_MAX / 2);
         GR_CHECK(segment->end && segment->end->block.ptr == ptrs[MANY - 5] + 2 * MIB);
-        gr_lock(&context->split->lock);
+        gr_lock(&context->segments->lock);
         end = segment->end;
         gr_extent_hole_leave(end);
         end->state = GR_RANGE_BUSY; /* as by a thread at work there */
         GR_CHECK(segment->end == NULL);
-        gr_unlock(&context->split->lock);
+        gr_unlock(&context->segments->lock);
         gpu_give(ptrs[1], 2 * MIB);
         gpu_sync();
         gr_fence_close(context->fence);
@@ -502,9 +502,9 @@ static void test_many_holes(void)
         gr_trim(context, UINT64_MAX / 2); /* a hole of 6 MiB, behind all others */
         a = gpu_take(4 * MIB);
         GR_CHECK_EQ(a, ptrs[0]);
-        gr_lock(&context->split->lock);
+        gr_lock(&context->segments->lock);
         gr_extent_hole_enter(end);
-        gr_unlock(&context->split->lock);
+        gr_unlock(&context->segments->lock);
         gpu_give(a, 4 * MIB);
         for (int i = 3; i < MANY - 3; i += 2)
                 gpu_give(ptrs[i], 2 * MIB);

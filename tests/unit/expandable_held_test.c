@@ -1,6 +1,6 @@
 /*
  * A thread that takes, frees, or asks about memory of an expandable segment changes and answers nothing as long as
- * another thread has the split's lock, also when it comes back from a call of the driver's.
+ * another thread has the segments' lock, also when it comes back from a call of the driver's.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -9,7 +9,7 @@
 
 #include "segment/expandable_grow.h"
 #include "segment/range.h"
-#include "split_gpu.h"
+#include "segments_gpu.h"
 
 struct deed {
         void *(*run)(void *);
@@ -17,7 +17,7 @@ struct deed {
         bool (*held)(void); /* whether it has changed nothing since */
 };
 
-/* What a thread does in a call of the driver's is followed by nothing as long as another one is at the split. */
+/* What a thread does in a call of the driver's is followed by nothing as long as another one has their lock. */
 static void check_held(const struct deed *deed, void *arg)
 {
         pthread_t thread;
@@ -29,7 +29,7 @@ static void check_held(const struct deed *deed, void *arg)
                 pthread_create(&thread, NULL, deed->run, arg);
                 sem_wait(&gpu_inside);
         }
-        gr_lock(&context->split->lock);
+        gr_lock(&context->segments->lock);
         GR_CHECK(deed->held());
         if (deed->before == SG_CALLS)
                 pthread_create(&thread, NULL, deed->run, arg);
@@ -37,7 +37,7 @@ static void check_held(const struct deed *deed, void *arg)
         for (int n = 0; n < 20 && deed->held(); n++)
                 usleep(500);
         GR_CHECK(deed->held());
-        gr_unlock(&context->split->lock);
+        gr_unlock(&context->segments->lock);
         pthread_join(thread, NULL);
         GR_CHECK(!deed->held());
         sem_destroy(&gpu_inside);
@@ -55,12 +55,12 @@ static void *grow(void *arg)
 
 static bool none_open(void)
 {
-        return !context->split->expandable[false];
+        return !context->segments->expandable[false];
 }
 
 static bool is_busy(void)
 {
-        return context->split->busy == 1 && context->split->refused_bytes == 0;
+        return context->segments->busy == 1 && context->segments->refused_bytes == 0;
 }
 
 static bool no_more(void)
@@ -80,7 +80,7 @@ static void test_grow_held(const struct deed *deed, bool fails)
         grown = NULL;
         check_held(deed, NULL);
         GR_CHECK_EQ(grow_rc, fails ? -ENOMEM : 0);
-        GR_CHECK_EQ(context->split->refused_bytes, fails ? 4 * MIB : 0);
+        GR_CHECK_EQ(context->segments->refused_bytes, fails ? 4 * MIB : 0);
         if (grown && gr_ledger_hand_out(grown, 4 * MIB))
                 GR_CHECK_EQ(gr_pool_free(&core, grown->ptr), 0);
         if (first)
@@ -97,7 +97,7 @@ static void *give_shared(void *arg)
 
 static bool is_at_work(void)
 {
-        return context->split->expandable[false]->first->state == GR_RANGE_BUSY;
+        return context->segments->expandable[false]->first->state == GR_RANGE_BUSY;
 }
 
 static void *take_moved(void *arg)
@@ -108,45 +108,45 @@ static void *take_moved(void *arg)
 
 static bool none_stale(void)
 {
-        return !context->split->stale_pages;
+        return !context->segments->stale_pages;
 }
 
 static void *drop(void *arg)
 {
-        gr_split_context_gone(context);
+        gr_segments_context_gone(context);
         return arg;
 }
 
 static bool is_whole(void)
 {
-        return context->split->segment_count == 1 && context->split->segments[0]->first->state == GR_RANGE_USED;
+        return context->segments->segment_count == 1 && context->segments->by_address[0]->first->state == GR_RANGE_USED;
 }
 
 static _Atomic bool asked;
 
 static void *would_help(void *arg)
 {
-        asked = !gr_split_would_help(context, 3 * MIB);
+        asked = !gr_segments_would_help(context, 3 * MIB);
         return arg;
 }
 
 static void *is_empty(void *arg)
 {
-        asked = gr_split_trim_has_none(context);
+        asked = gr_segments_trim_has_none(context);
         return arg;
 }
 
 static void *unneeded(void *arg)
 {
-        asked = gr_split_trim_unneeded(context) == 0;
+        asked = gr_segments_trim_unneeded(context) == 0;
         return arg;
 }
 
 static void *look_up(void *arg)
 {
-        struct gr_split_place place;
+        struct gr_segments_place place;
 
-        asked = gr_split_find(&core, *(uint64_t *)arg, &place) == 0;
+        asked = gr_segments_find(&core, *(uint64_t *)arg, &place) == 0;
         return NULL;
 }
 
@@ -170,7 +170,7 @@ static void *take_segment(void *arg)
 
 static bool no_segment(void)
 {
-        return context->split->segment_count == 0;
+        return context->segments->segment_count == 0;
 }
 
 static void test_held(void)
@@ -214,8 +214,8 @@ static void test_held(void)
         gpu_end();
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        context->split->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
-        context->split->slack.credit_ns = -1;
+        context->segments->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
+        context->segments->slack.credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);

@@ -6,8 +6,8 @@
 #include "core.h"
 #include "reclaim/rung.h"
 #include "reclaim/trim.h"
-#include "segment/split_trim.h"
-#include "split_gpu.h"
+#include "segment/segments_trim.h"
+#include "segments_gpu.h"
 
 /* Frees a block that must not be reused while nothing says when the work on it ends. */
 static void give_unquiet(uint64_t ptr, size_t bytes)
@@ -44,7 +44,7 @@ static void test_not_quiet(enum occasion occasion)
         if (occasion == TRIM)
                 GR_CHECK_EQ(gr_trim(context, 2 * MIB), 6 * MIB);
         else if (occasion == DECAY)
-                GR_CHECK_EQ(gr_split_trim_most(context, 2 * MIB), 0); /* it was not cached */
+                GR_CHECK_EQ(gr_segments_trim_most(context, 2 * MIB), 0); /* it was not cached */
         else if (occasion == LADDER)
                 GR_CHECK_EQ(gr_rung_run(context, GR_RUNG_SYNC, MIB), 6 * MIB);
         if (occasion == FREE)

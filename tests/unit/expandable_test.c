@@ -1,8 +1,8 @@
 /*
- * Expandable segments, which split has where memory can be mapped, on a scripted GPU that is only a clock and notices
+ * Expandable segments, which there are where memory can be mapped, on a scripted GPU that is only a clock and notices
  * memory that is handed out, given back or unmapped too early.
  */
-#include "segment/split.h"
+#include "segment/segments_serve.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -20,9 +20,9 @@
 #include "reclaim/trim.h"
 #include "segment/expandable.h"
 #include "segment/range.h"
-#include "segment/split_trim.h"
+#include "segment/segments_trim.h"
+#include "segments_gpu.h"
 #include "short_of_memory.h"
-#include "split_gpu.h"
 
 /* Where the driver has no addresses to map memory behind, or does not say for how much, it is told once, and segments
  * serve instead. */
@@ -39,7 +39,7 @@ static void test_no_expandable(bool known)
         gpu_refuse(SG_MEM_INFO, false);
         GR_CHECK_EQ(sg_reserved(), 0);
         GR_CHECK(a && a < SG_VBASE && small && small < SG_VBASE);
-        GR_CHECK(!context->split->expandable[0] && !context->split->expandable[1]);
+        GR_CHECK(!context->segments->expandable[0] && !context->segments->expandable[1]);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 8 * MIB);
         GR_CHECK_EQ(gpu_told, 1);
         gpu_give(a, 5 * MIB);
@@ -102,7 +102,7 @@ static void test_expandable(bool moves)
         uint64_t a, b, c, d;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&context->split->moves_refused, !moves);
+        atomic_store(&context->segments->moves_refused, !moves);
         a = gpu_take(40 * MIB);
         b = gpu_take(10 * MIB);
         GR_CHECK(a >= SG_VBASE);
@@ -126,13 +126,15 @@ static void test_expandable(bool moves)
         gpu_give(c, 48 * MIB);
         gpu_give(d, 50 * MIB);
         GR_CHECK(moves || sg_calls(SG_MEM_REMAP) == 0);
-        GR_CHECK_EQ(context->split->moves_refused, !moves);
+        GR_CHECK_EQ(context->segments->moves_refused, !moves);
         gpu_settle();
         gpu_end();
 }
 
-/* A free passes the bins' recent blocks by where split most likely has the block; a block of theirs there is freed all
- * the same. */
+/*
+ * A free passes the bins' recent blocks by where a segment most likely has the block; a block of theirs there is freed
+ * all the same.
+ */
 static void test_hint(void)
 {
         uint64_t a, b;
@@ -198,7 +200,7 @@ static void test_ready(enum gr_pool_kind pool, size_t bytes, size_t ready_bytes,
         uint64_t ready, ahead, between, last, ptr;
 
         gpu_begin(pool, GR_REUSE_AUTO);
-        atomic_store(&context->split_active, true);
+        atomic_store(&context->segments_active, true);
         ahead = gpu_take(bytes);
         between = gpu_take(3 * MIB);
         ready = gpu_take(ready_bytes);
@@ -206,7 +208,7 @@ static void test_ready(enum gr_pool_kind pool, size_t bytes, size_t ready_bytes,
         gpu_give(ready, ready_bytes);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         gpu_give(ahead, bytes);
-        gr_split_trim_unneeded(context); /* auto: no fastbins */
+        gr_segments_trim_unneeded(context); /* auto: no fastbins */
         ptr = gpu_take(bytes);
         GR_CHECK_EQ(ptr >= ready && ptr < ready + ready_bytes, taken);
         GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], taken ? 1 : 2);
@@ -258,8 +260,8 @@ static void test_small_and_large(void)
         large = gpu_take(40 * MIB);
         for (int i = 0; i < 60; i++) {
                 small[i] = gpu_take(MIB);
-                GR_CHECK(small[i] < context->split->expandable[0]->ptr ||
-                         small[i] >= context->split->expandable[0]->ptr + context->split->expandable[0]->bytes);
+                GR_CHECK(small[i] < context->segments->expandable[0]->ptr ||
+                         small[i] >= context->segments->expandable[0]->ptr + context->segments->expandable[0]->bytes);
         }
         for (int i = 0; i < 60; i++)
                 gpu_give(small[i], MIB);
@@ -291,16 +293,16 @@ static void test_find(void)
                 ptrs[i] = 0;
         for (int step = 0; step < 4000; step++) {
                 size_t i = gpu_random(&seed) % COUNT;
-                struct gr_split_place place;
+                struct gr_segments_place place;
 
                 if (ptrs[i]) {
-                        GR_CHECK_EQ(gr_split_find(&core, ptrs[i] + gpu_random(&seed) % sizes[i], &place), 0);
+                        GR_CHECK_EQ(gr_segments_find(&core, ptrs[i] + gpu_random(&seed) % sizes[i], &place), 0);
                         GR_CHECK(place.live && place.base_ptr == ptrs[i]);
                         gpu_give(ptrs[i], sizes[i]);
-                        GR_CHECK(gr_split_find(&core, ptrs[i], &place) == 0 && !place.live);
+                        GR_CHECK(gr_segments_find(&core, ptrs[i], &place) == 0 && !place.live);
                         ptrs[i] = 0;
                 } else {
-                        sizes[i] = GR_SPLIT_LEAST_BYTES + 1 + gpu_random(&seed) % (step % 8 ? 300 * KIB : 5 * MIB);
+                        sizes[i] = GR_SEGMENTS_LEAST_BYTES + 1 + gpu_random(&seed) % (step % 8 ? 300 * KIB : 5 * MIB);
                         ptrs[i] = gpu_take(sizes[i]);
                         GR_CHECK(ptrs[i] != 0);
                 }
@@ -344,7 +346,7 @@ static void test_trim(void)
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         gpu_give(b, 2 * MIB);
         gr_fence_close(context->fence);
-        GR_CHECK_EQ(context->split->free_count, 1);
+        GR_CHECK_EQ(context->segments->free_count, 1);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
         gpu_give(d, 2 * MIB);
@@ -388,7 +390,7 @@ static void test_opened_twice(void)
         sg_before[SG_MEM_RESERVE] = open_first;
         GR_CHECK_EQ(gr_expandable_open(context, GR_EXPANDABLE_LARGE), 0);
         GR_CHECK_EQ(sg_reserved(), 1);
-        GR_CHECK_EQ(context->split->segment_count, 1);
+        GR_CHECK_EQ(context->segments->segment_count, 1);
         gpu_settle();
         gpu_end();
 }
@@ -448,7 +450,7 @@ static void test_structures(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         for (int i = 0; i < MANY; i++)
                 gpu_take(2 * MIB);
-        for (range = context->split->expandable[false]->first; range && count < MANY; range = range->after)
+        for (range = context->segments->expandable[false]->first; range && count < MANY; range = range->after)
                 blocks[count++] = &range->block;
         gr_core_context_ending(context);
         gpu_forget();
@@ -467,7 +469,7 @@ static void test_structures(void)
 
 static void *drop_segments(void *arg)
 {
-        gr_split_context_gone(context);
+        gr_segments_context_gone(context);
         return arg;
 }
 

@@ -8,14 +8,14 @@
 #include "check.h"
 #include "core.h"
 #include "reclaim/trim.h"
-#include "segment/split.h"
-#include "split_gpu.h"
+#include "segment/segments_serve.h"
+#include "segments_gpu.h"
 
 /* What is freed serves requests of its size as it is, the oldest first, and is part of something larger only then. */
 static void test_exact(void)
 {
         struct gr_block_info first, again;
-        struct gr_split_place place;
+        struct gr_segments_place place;
         const size_t most = 9 * MIB - 700 * KIB, less = 3 * MIB + 700 * KIB;
         uint64_t charged, a, b, c, rest, hits;
 
@@ -35,7 +35,7 @@ static void test_exact(void)
         GR_CHECK(gr_budget_cached(gpu_device()) >= most + less);
         GR_CHECK_EQ(gr_ledger_find(core.ledger, a, &again), 0);
         GR_CHECK(!again.live);
-        GR_CHECK_EQ(gr_split_find(&core, a + 1000, &place), 0);
+        GR_CHECK_EQ(gr_segments_find(&core, a + 1000, &place), 0);
         GR_CHECK(!place.live);
         GR_CHECK_EQ(gr_pool_free(&core, a), -EALREADY);
         GR_CHECK_EQ(gr_pool_free(&core, a + 512), -EALREADY);
@@ -54,7 +54,7 @@ static void test_exact(void)
         GR_CHECK_EQ(gr_ledger_find(core.ledger, b, &again), 0);
         GR_CHECK(first.generation != again.generation);
         gpu_give(c, 5 * MIB);
-        gr_split_trim_merge_fastbins(context);
+        gr_segments_trim_merge_fastbins(context);
         charged = gpu_device()->reserved_bytes;
         gpu_give(a, most);
         gpu_give(b, less);
@@ -62,7 +62,7 @@ static void test_exact(void)
         GR_CHECK_EQ(gpu_device()->reserved_bytes, charged);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
         gpu_give(a, 12 * MIB);
-        gr_split_trim_merge_fastbins(context);
+        gr_segments_trim_merge_fastbins(context);
         a = gpu_take(7 * MIB);
         b = gpu_take(7 * MIB);
         gpu_give(b, 7 * MIB);
@@ -223,7 +223,7 @@ static void test_threads(void)
         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
         gpu_give(other, 4 * MIB);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
-        gr_split_trim_merge_fastbins(context);
+        gr_segments_trim_merge_fastbins(context);
         hits = gpu_own_fastbins()->hits;
         frees = gpu_own_fastbins()->frees;
         gpu_give(a, 3 * MIB); /* handed out the slow path, and yet */
@@ -285,15 +285,15 @@ static void test_small(void)
                 ptrs[i] = gpu_take(bytes);
         for (int i = 0; i < COUNT; i++)
                 gpu_give(ptrs[i], bytes);
-        gr_split_trim_merge_fastbins(context);
+        gr_segments_trim_merge_fastbins(context);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
         GR_CHECK_EQ(gpu_own_fastbins()->large_bytes, 0);
-        GR_CHECK_EQ(atomic_load(&context->split->waiting_bytes), COUNT * bytes);
+        GR_CHECK_EQ(atomic_load(&context->segments->waiting_bytes), COUNT * bytes);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         barriers = core.counters.counts[GR_COUNTER_barriers];
         ptrs[0] = gpu_take(MIB); /* of several of them */
         GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers);
-        GR_CHECK_EQ(atomic_load(&context->split->waiting_bytes), 0);
+        GR_CHECK_EQ(atomic_load(&context->segments->waiting_bytes), 0);
         gpu_give(ptrs[0], MIB);
         gpu_give(rest, 100 * MIB);
         gpu_settle();
@@ -341,7 +341,7 @@ static void test_slight_exact(void)
         larger = gpu_take(more);
         ptr = gpu_take(3 * MIB); /* so that the two stay apart from what follows */
         gpu_give(usable, 40 * MIB);
-        gr_split_trim_merge_fastbins(context);
+        gr_segments_trim_merge_fastbins(context);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         atomic_store(&gpu_device()->peak_live_bytes, 8192 * MIB); /* room for both */
         gpu_give(exact, slight);
@@ -386,7 +386,7 @@ static void test_waits_in_order(void)
                 GR_CHECK_EQ(sg_free(&core, b), 0);
                 GR_CHECK_EQ(gr_arenas_fastbins(context), early + late);
                 atomic_store(&core.waits_for_others, true);
-                gr_split_trim_merge_fastbins(context);
+                gr_segments_trim_merge_fastbins(context);
                 GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
                 GR_CHECK_EQ(gpu_take(early), a);
                 GR_CHECK_EQ(gpu_device()->reserved_bytes, charged);
@@ -410,10 +410,10 @@ static void test_told(void)
         gpu_give(a, MIB);
         GR_CHECK_EQ(gr_arenas_fastbins(context), MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
-        gr_split_trim_merge_and_collect(&core, gpu_device());
+        gr_segments_trim_merge_and_collect(&core, gpu_device());
         GR_CHECK_EQ(gr_budget_returnable(gpu_device()), 0);
         gpu_give(b, MIB);
-        gr_split_trim_merge_and_collect(&core, gpu_device());
+        gr_segments_trim_merge_and_collect(&core, gpu_device());
         GR_CHECK_EQ(gr_budget_returnable(gpu_device()), 2 * MIB);
         gpu_settle();
         gpu_end();
@@ -437,9 +437,9 @@ static void test_waits(void)
         a = gpu_take(8 * MIB);
         gpu_give(a, 8 * MIB);
         GR_CHECK(gr_arenas_fastbins(context) > 0);
-        gr_split_trim_unneeded(context);
+        gr_segments_trim_unneeded(context);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
-        GR_CHECK(gr_split_has_waiting(context)); /* for a barrier */
+        GR_CHECK(gr_segments_have_waiting(context)); /* for a barrier */
         a = gpu_take(8 * MIB);
         gpu_give(a, 8 * MIB);
         atomic_store(&core.streams_overlap, true);
@@ -448,8 +448,8 @@ static void test_waits(void)
         GR_CHECK(core.counters.counts[GR_COUNTER_barriers] <= barriers + 2);
         gpu_give(b, 8 * MIB);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 8 * MIB);
-        gr_split_trim_merge_fastbins(context);
-        GR_CHECK(context->split->waiting_bytes >= 8 * MIB); /* no thread would lay a barrier for a part of it */
+        gr_segments_trim_merge_fastbins(context);
+        GR_CHECK(context->segments->waiting_bytes >= 8 * MIB); /* no thread would lay a barrier for a part of it */
         gpu_give(rest, 80 * MIB);
         gpu_settle();
         gpu_end();

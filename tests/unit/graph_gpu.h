@@ -8,8 +8,8 @@
 #include "alloc/graph_hold.h"
 #include "check.h"
 #include "core.h"
-#include "segment/split_trim.h"
-#include "split_gpu.h"
+#include "segment/segments_trim.h"
+#include "segments_gpu.h"
 
 static struct gr_graph_hold *hold;
 
@@ -69,7 +69,7 @@ static inline void next_graph(void)
 
 static inline struct gr_segment *segment(bool small)
 {
-        return context->split->expandable[gr_expandable_graph_kind(small)];
+        return context->segments->expandable[gr_expandable_graph_kind(small)];
 }
 
 /* All work is done, and the fence knows. */
@@ -82,7 +82,7 @@ static inline void settle(void)
 
 static inline uint64_t trim(void)
 {
-        return gr_split_trim(context, UINT64_MAX);
+        return gr_segments_trim(context, UINT64_MAX);
 }
 
 #endif

@@ -101,7 +101,7 @@ static void test_maps_ahead(void)
                 if (rows[i].cached)
                         gpu_give(gpu_take(rows[i].cached * MIB), rows[i].cached * MIB);
                 settle();
-                atomic_store(&context->split->extra_refused, false);
+                atomic_store(&context->segments->extra_refused, false);
                 if (rows[i].limit)
                         gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, rows[i].limit * MIB);
                 if (rows[i].refused)
@@ -279,7 +279,7 @@ static void test_moved_goes_back(void)
         next_graph();
         sg_fail(SG_MEM_MAP, 2, 1, -ENOMEM); /* leaves a page that was never used */
         sg_fail(SG_MEM_UNMAP, 1, 1, -EIO);
-        GR_CHECK_EQ(gr_split_grow(context, 12 * MIB, &block), -ENOMEM);
+        GR_CHECK_EQ(gr_segments_grow(context, 12 * MIB, &block), -ENOMEM);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 2 * MIB);
         sg_fail(SG_MEM_MAP, 2, 1, -ENOMEM);
         wanted = take(30 * MIB);

@@ -33,7 +33,7 @@ static void test_accounts(void)
         GR_CHECK_EQ(gr_budget_cached(device), 0);
         gpu_sync();
         GR_CHECK_EQ(trim(), 0);
-        GR_CHECK(gr_split_trim_has_none(context));
+        GR_CHECK(gr_segments_trim_has_none(context));
         GR_CHECK_EQ(sg_used_bytes(0), 12 * MIB);
 
         last_graph_goes();
@@ -129,17 +129,17 @@ static void test_second_address(void)
         more = take(4 * KIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 142 * MIB);
         GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_remapped_bytes), 60 * MIB);
-        GR_CHECK(context->split->stale_graph_pages);
+        GR_CHECK(context->segments->stale_graph_pages);
         gpu_sync();
         trim();
-        GR_CHECK(context->split->stale_graph_pages);
+        GR_CHECK(context->segments->stale_graph_pages);
         GR_CHECK_EQ(sg_free(&core, moved), 0);
         GR_CHECK_EQ(sg_free(&core, kept), 0);
         GR_CHECK_EQ(sg_free(&core, more), 0);
         last_graph_goes();
         settle();
         trim();
-        GR_CHECK(!context->split->stale_pages && !context->split->stale_graph_pages);
+        GR_CHECK(!context->segments->stale_pages && !context->segments->stale_graph_pages);
         end();
 }
 
@@ -147,9 +147,9 @@ static enum gr_range_state state_at(uint64_t ptr)
 {
         enum gr_range_state state;
 
-        gr_lock(&context->split->lock);
+        gr_lock(&context->segments->lock);
         state = gr_range_at(segment(false), ptr)->state;
-        gr_unlock(&context->split->lock);
+        gr_unlock(&context->segments->lock);
         return state;
 }
 
@@ -189,10 +189,10 @@ static void test_exported(void)
         gr_pool_end_capture(hold, true);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         gpu_sync();
-        gr_split_trim_collect(context);
+        gr_segments_trim_collect(context);
         GR_CHECK_EQ(sg_used_bytes(0), 4 * MIB);
         last_graph_goes();
-        gr_split_trim_collect(context);
+        gr_segments_trim_collect(context);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         end();
 }
@@ -211,8 +211,8 @@ static void test_context_ends(void)
         GR_CHECK_EQ(gpu_device()->graph_bytes, 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
-        GR_CHECK_EQ(context->split->graph_used_bytes, 0); /* another context may get the structure */
-        GR_CHECK_EQ(context->split->graph_peak_bytes, 0);
+        GR_CHECK_EQ(context->segments->graph_used_bytes, 0); /* another context may get the structure */
+        GR_CHECK_EQ(context->segments->graph_peak_bytes, 0);
         gr_graph_hold_release(hold);
         gr_pool_collect(&core);
         gpu_end();
@@ -303,14 +303,14 @@ static void test_from_others(void)
         ordinary = gpu_take(8 * MIB);
         gpu_give(ordinary, 8 * MIB);
         gpu_sync();
-        gr_split_trim_merge_fastbins(context);
+        gr_segments_trim_merge_fastbins(context);
         settle();
         ours = take(8 * MIB);
         GR_CHECK_EQ(device->reserved_bytes, 8 * MIB);
         GR_CHECK_EQ(gr_budget_cached(device), 0);
         GR_CHECK_EQ(device->graph_bytes, 0);
         GR_CHECK_EQ(gr_budget_live_unfreed(device), 8 * MIB);
-        GR_CHECK_EQ(context->split->surplus_bytes, 0);
+        GR_CHECK_EQ(context->segments->surplus_bytes, 0);
         GR_CHECK_EQ(sg_free(&core, ours), 0);
         last_graph_goes();
         end();

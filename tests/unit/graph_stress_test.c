@@ -15,8 +15,8 @@
 #include "core.h"
 #include "fence/fence.h"
 #include "reclaim/trim.h"
-#include "segment/split_trim.h"
-#include "split_gpu.h"
+#include "segment/segments_trim.h"
+#include "segments_gpu.h"
 
 enum { THREADS = 3, BLOCKS = 40, PASSED = 16, TURNS = 4000, HOLDS = 4096, PAGE = 4096 };
 
@@ -119,7 +119,7 @@ static void turn(struct worker *w)
                 gr_pool_collect(&core);
                 break;
         case 2:
-                gr_split_trim(context, below(w, 64 * MIB));
+                gr_segments_trim(context, below(w, 64 * MIB));
                 break;
         case 3:
                 gr_trim(context, below(w, 256 * MIB));

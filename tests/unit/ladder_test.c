@@ -565,7 +565,7 @@ static void test_no_block(void)
 {
         pool_begin(&sg_driver, CARD, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_SPLIT});
         device = context->device;
-        GR_CHECK(gr_pool_kind_split_serves(context, 8 * MIB));
+        GR_CHECK(gr_pool_kind_segments_serve(context, 8 * MIB));
         sg_hold(0, CARD - 4 * MIB, 0);
         attempt_next = refused_by_card;
         GR_CHECK_EQ(gr_ladder_climb_for(context, 8 * MIB, attempt, NULL, -ENOMEM), -ENOMEM);

@@ -266,19 +266,19 @@ static bool is_released_as(struct gr_lock *low, struct gr_lock *lock, struct gr_
 /* Another lock of the same rank does not do, also where one lock is recursive. */
 static void test_which(void)
 {
-        struct gr_lock low = GR_LOCK_INIT(GR_RANK_API), split = GR_LOCK_INIT(GR_RANK_SPLIT);
-        struct gr_lock other = GR_LOCK_INIT(GR_RANK_SPLIT);
+        struct gr_lock low = GR_LOCK_INIT(GR_RANK_API), segments = GR_LOCK_INIT(GR_RANK_SEGMENTS);
+        struct gr_lock other = GR_LOCK_INIT(GR_RANK_SEGMENTS);
         struct gr_spin arena = {0}, other_arena = {0};
         int primary, other_primary; /* stand for locks */
         pid_t child;
 
-        GR_CHECK(serves_as(&split, &split));
-        GR_CHECK(!serves_as(&split, &other));
-        GR_CHECK(!serves_as(&low, &split));
+        GR_CHECK(serves_as(&segments, &segments));
+        GR_CHECK(!serves_as(&segments, &other));
+        GR_CHECK(!serves_as(&low, &segments));
         GR_CHECK(spin_serves_as(&arena, &arena));
         GR_CHECK(!spin_serves_as(&arena, &other_arena));
-        GR_CHECK(is_released_as(&low, &split, &split));
-        GR_CHECK(!is_released_as(&low, &split, &other));
+        GR_CHECK(is_released_as(&low, &segments, &segments));
+        GR_CHECK(!is_released_as(&low, &segments, &other));
 
         for (int same = 0; same < 2; same++) {
                 if (in_child(&child)) {

@@ -498,7 +498,7 @@ static void test_given(size_t bytes, bool live)
 }
 
 /* A used range of a segment is the segment's, whatever the driver says. */
-static void test_given_split(void)
+static void test_given_range(void)
 {
         uint64_t ptr;
 
@@ -556,7 +556,7 @@ int main(void)
                 test_given(4 * MIB, live);
                 test_given(4096, live);
         }
-        test_given_split();
+        test_given_range();
         test_no_entry();
         return GR_CHECK_RESULT();
 }

@@ -1,4 +1,4 @@
-/* Ranges of split: their order, the free lists, and which range fits a request, compared with plain searches. */
+/* Ranges of segments: their order, the free lists, and which range fits a request, compared with plain searches. */
 #include "segment/fit.h"
 #include "segment/range.h"
 
@@ -12,12 +12,12 @@
 #define PAGE  ((uint64_t)GR_PAGE_BYTES)
 #define BASE  (UINT64_C(1) << 40)
 #define PAGES 16
-#define UNIT  GR_SPLIT_UNIT_BYTES
+#define UNIT  GR_SEGMENTS_UNIT_BYTES
 
 static struct gr_fence fence;
-static struct gr_split split_state, *split = &split_state;
+static struct gr_segments segments_state, *segments = &segments_state;
 static struct gr_device device = {.hard_bytes = GR_UNLIMITED};
-static struct gr_context context = {.device = &device, .fence = &fence, .split = &split_state};
+static struct gr_context context = {.device = &device, .fence = &fence, .segments = &segments_state};
 static struct gr_range *begins[PAGES];
 static struct gr_page *const mapped = (struct gr_page *)begins; /* never looked into here */
 static struct gr_segment segment;
@@ -35,9 +35,9 @@ static void start(bool is_expandable, size_t pages)
         struct gr_range *range = gr_block_new();
 
         memset(&fence, 0, sizeof(fence));
-        memset(split, 0, sizeof(*split));
-        gr_lock_init(&split->lock, GR_RANK_SPLIT);
-        gr_lock(&split->lock);
+        memset(segments, 0, sizeof(*segments));
+        gr_lock_init(&segments->lock, GR_RANK_SEGMENTS);
+        gr_lock(&segments->lock);
         memset(begins, 0, sizeof(begins));
         segment = (struct gr_segment){.ptr = BASE, .bytes = pages * PAGE, .first = range};
         if (is_expandable) {
@@ -60,10 +60,10 @@ static void finish(void)
                 after = range->after;
                 gr_block_delete(range);
         }
-        gr_range_forget_kept(split);
-        gr_unlock(&split->lock);
-        gr_lock_destroy(&split->lock);
-        GR_CHECK_EQ(split->kept_count, 0);
+        gr_range_forget_kept(segments);
+        gr_unlock(&segments->lock);
+        gr_lock_destroy(&segments->lock);
+        GR_CHECK_EQ(segments->kept_count, 0);
 }
 
 /* The ranges cover the segment, know each other, and each address leads to its own. */
@@ -82,7 +82,7 @@ static void check_all(void)
                 free_count += range->state == GR_RANGE_FREE;
         }
         GR_CHECK_EQ(at, BASE + segment.bytes);
-        GR_CHECK_EQ(split->free_count, free_count);
+        GR_CHECK_EQ(segments->free_count, free_count);
 }
 
 /* Sizes from a unit to pages, now and then to the border of a page. */
@@ -155,7 +155,7 @@ static void check_lists(const struct gr_free_lists *lists, bool whole)
 /* Free ranges become one with their free neighbours, with the latest epoch of all, and are parted again. */
 static void test_free_and_isolate(bool is_expandable)
 {
-        const struct gr_free_lists *lists = split->free;
+        const struct gr_free_lists *lists = segments->free;
         struct gr_range *range;
 
         start(is_expandable, PAGES / 2);
@@ -165,14 +165,14 @@ static void test_free_and_isolate(bool is_expandable)
                         uint64_t at = range->block.ptr + UNIT * random_below(range->block.capacity_bytes / UNIT);
                         uint64_t left = (gr_range_end(range) - at) / UNIT, bytes = UNIT * (1 + random_below(left));
 
-                        range = gr_range_isolate(split, range, at, bytes);
+                        range = gr_range_isolate(segments, range, at, bytes);
                         GR_CHECK_EQ(range->block.ptr, at);
                         GR_CHECK_EQ(range->block.capacity_bytes, bytes);
                         GR_CHECK_EQ(range->state, GR_RANGE_BUSY);
                         GR_CHECK(range->segment == &segment && range->block.context == &context);
                 } else {
                         range->block.freed_epoch = random_below(4);
-                        gr_range_free(split, range);
+                        gr_range_free(segments, range);
                 }
                 range = gr_range_at(&segment, BASE);
                 for (; range->after; range = range->after)
@@ -197,7 +197,7 @@ static struct gr_range *free_between(unsigned first, unsigned end, uint64_t epoc
         if (gr_range_end(range) > to)
                 gr_range_cut(range, to - range->block.ptr);
         range->block.freed_epoch = epoch;
-        gr_range_free(split, range);
+        gr_range_free(segments, range);
         return range;
 }
 
@@ -205,7 +205,7 @@ static void check_fit(size_t bytes, uint64_t last_epoch, const struct gr_range *
 {
         uint64_t found_at;
 
-        GR_CHECK(gr_fit_find(&split->free[GR_EXPANDABLE_LARGE], bytes, last_epoch, 0, &found_at) == range);
+        GR_CHECK(gr_fit_find(&segments->free[GR_EXPANDABLE_LARGE], bytes, last_epoch, 0, &found_at) == range);
         GR_CHECK_EQ(found_at, at);
 }
 
@@ -240,7 +240,7 @@ static void test_fit(void)
 /* A place in a segment of the driver's, unlike one in an expandable one, serves where the segment is not too large. */
 static void test_most(void)
 {
-        const struct gr_free_lists *lists = &split->free[GR_EXPANDABLE_LARGE];
+        const struct gr_free_lists *lists = &segments->free[GR_EXPANDABLE_LARGE];
         struct gr_range *range;
         uint64_t at;
 
@@ -286,20 +286,20 @@ static void test_no_memory(void)
 
         start(true, PAGES);
         range = segment.first;
-        gr_range_free(split, range);
-        gr_range_leave(split, range);
+        gr_range_free(segments, range);
+        gr_range_leave(segments, range);
         GR_CHECK(gr_range_cut(range, PAGE)); /* and one structure is kept: there is memory for one cut only */
-        gr_range_enter(split, range);
+        gr_range_enter(segments, range);
         gr_range_become(range->after, GR_RANGE_BUSY);
-        gr_range_free(split, range->after);
-        GR_CHECK_EQ(split->kept_count, 1);
+        gr_range_free(segments, range->after);
+        GR_CHECK_EQ(segments->kept_count, 1);
         for (int i = 0; i < 2; i++) { /* for the second cut, or the first one */
                 memory_runs_out(sizeof(*range));
-                GR_CHECK(!gr_range_isolate(split, range, BASE + 2 * PAGE, PAGE));
-                GR_CHECK_EQ(split->free_count, 1);
+                GR_CHECK(!gr_range_isolate(segments, range, BASE + 2 * PAGE, PAGE));
+                GR_CHECK_EQ(segments->free_count, 1);
                 GR_CHECK_EQ(segment.first->block.capacity_bytes, PAGES * PAGE);
                 check_all();
-                gr_range_forget_kept(split);
+                gr_range_forget_kept(segments);
         }
         memory_is_back();
         finish();

@@ -8,7 +8,7 @@
 
 #include "base/log.h"
 #include "reclaim/trim.h"
-#include "split_gpu.h"
+#include "segments_gpu.h"
 
 /* Free memory whose last work has not passed serves elsewhere at once, at new addresses, and nothing is waited for. */
 static void test_moves(bool possible)
@@ -18,8 +18,8 @@ static void test_moves(bool possible)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         gpu_refuse(SG_MEM_REMAP, !possible);
         gpu_told = 0;
-        context->split->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
-        context->split->slack.credit_ns = -1;
+        context->segments->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
+        context->segments->slack.credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);
@@ -43,8 +43,8 @@ static void test_moves(bool possible)
         gpu_give(c, 200 * MIB);
         gpu_give(b, 2 * MIB);
         gpu_settle();
-        GR_CHECK(!context->split->stale_pages);
-        gr_split_context_gone(context); /* no address is unmapped twice */
+        GR_CHECK(!context->segments->stale_pages);
+        gr_segments_context_gone(context); /* no address is unmapped twice */
         GR_CHECK_EQ(sg_reserved(), 0);
         gpu_end();
 }
@@ -97,39 +97,39 @@ static void test_large_moves(int small_count, bool hole)
  */
 static void test_old_addresses(void)
 {
-        struct gr_split *split;
+        struct gr_segments *segments;
         struct gr_block *stale;
         unsigned count = 0;
         uint64_t a, b, c;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        split = context->split;
-        split->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
-        split->slack.credit_ns = -1;
+        segments = context->segments;
+        segments->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
+        segments->slack.credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);
         c = gpu_take(120 * MIB);
-        DL_COUNT(split->stale_pages, stale, count);
+        DL_COUNT(segments->stale_pages, stale, count);
         GR_CHECK(count >= 2); /* else this tests nothing */
         gpu_give(c, 120 * MIB);
         gpu_give(b, 2 * MIB);
         gpu_sync();
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
-        gr_lock(&split->lock);
-        stale = split->stale_pages;
+        gr_lock(&segments->lock);
+        stale = segments->stale_pages;
         if (stale) {
                 uint64_t epoch = stale->freed_epoch;
 
                 stale->freed_epoch = UINT64_MAX; /* of work that goes on and on */
                 gr_remap_collect(context);
-                DL_COUNT(split->stale_pages, stale, count);
+                DL_COUNT(segments->stale_pages, stale, count);
                 GR_CHECK_EQ(count, 1);
-                split->stale_pages->freed_epoch = epoch;
+                segments->stale_pages->freed_epoch = epoch;
                 gr_remap_collect(context);
-                GR_CHECK(!split->stale_pages);
+                GR_CHECK(!segments->stale_pages);
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         gpu_end();
 }
 
@@ -139,13 +139,13 @@ static void test_old_addresses_end(void)
         uint64_t given;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        context->split->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
-        context->split->slack.credit_ns = -1;
+        context->segments->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
+        context->segments->slack.credit_ns = -1;
         given = gpu_take(100 * MIB);
         gpu_take(2 * MIB);
         gpu_give(given, 100 * MIB);
         gpu_take(120 * MIB);
-        GR_CHECK(context->split->stale_pages); /* else this tests nothing */
+        GR_CHECK(context->segments->stale_pages); /* else this tests nothing */
         gr_core_context_ending(context);
         gpu_forget();
         gr_core_context_gone(context);
@@ -163,16 +163,16 @@ static void test_old_addresses_shared(void)
         uint64_t a, b, c;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        context->split->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
-        context->split->slack.credit_ns = -1;
+        context->segments->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
+        context->segments->slack.credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);
         c = gpu_take(120 * MIB);
-        GR_CHECK(context->split->stale_pages); /* else this tests nothing */
+        GR_CHECK(context->segments->stale_pages); /* else this tests nothing */
         GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, c), 0);
         gpu_give(c, 120 * MIB);
-        GR_CHECK(!context->split->stale_pages);
+        GR_CHECK(!context->segments->stale_pages);
         GR_CHECK_EQ(sg_used_bytes(0), gpu_device()->reserved_bytes);
         gpu_give(b, 2 * MIB);
         gpu_settle();

@@ -1,7 +1,7 @@
 /* Slack: how much more than the live memory a segment pool holds, and how much time it spends to stay below that. */
 #include "segment/slack.h"
 
-#include "split_gpu.h"
+#include "segments_gpu.h"
 
 /*
  * How much memory may be held beside what is live before some is moved: more of it where moves took too much time. What
@@ -15,8 +15,8 @@ static void test_bound(int64_t credit_ns, uint64_t freed_bytes, bool moved)
         a = gpu_take(freed_bytes);
         b = gpu_take(400 * MIB);
         gpu_give(a, freed_bytes);
-        context->split->slack.credit_ns = credit_ns;
-        context->split->slack.credit_at_ns = sg_now_ns();
+        context->segments->slack.credit_ns = credit_ns;
+        context->segments->slack.credit_at_ns = sg_now_ns();
         c = gpu_take(freed_bytes + 20 * MIB);
         GR_CHECK(gpu_device()->reserved_bytes >= all_bytes);
         GR_CHECK_EQ(gpu_device()->reserved_bytes < all_bytes + freed_bytes, moved);
@@ -30,17 +30,17 @@ static void test_bound(int64_t credit_ns, uint64_t freed_bytes, bool moved)
 static void test_credit(void)
 {
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        context->split->slack.credit_at_ns = sg_now_ns();
-        context->split->slack.credit_ns = -5 * (int64_t)SG_MS;
+        context->segments->slack.credit_at_ns = sg_now_ns();
+        context->segments->slack.credit_ns = -5 * (int64_t)SG_MS;
         sg_advance(32 * 7 * SG_MS);
-        gr_lock(&context->split->lock);
+        gr_lock(&context->segments->lock);
         gr_slack_worth_opening(context, MIB);
-        GR_CHECK(context->split->slack.credit_ns >= 2 * (int64_t)SG_MS);
-        GR_CHECK(context->split->slack.credit_ns < 3 * (int64_t)SG_MS);
+        GR_CHECK(context->segments->slack.credit_ns >= 2 * (int64_t)SG_MS);
+        GR_CHECK(context->segments->slack.credit_ns < 3 * (int64_t)SG_MS);
         sg_advance(3600000 * SG_MS);
         GR_CHECK_EQ(gr_slack_worth_opening(context, 32 * MIB), 36 * MIB);
-        GR_CHECK_EQ(context->split->slack.credit_ns, 4 * SG_MS);
-        gr_unlock(&context->split->lock);
+        GR_CHECK_EQ(context->segments->slack.credit_ns, 4 * SG_MS);
+        gr_unlock(&context->segments->lock);
         gpu_end();
 }
 
@@ -59,8 +59,8 @@ static void test_behind(bool stuck)
 
                 if (!stuck && gpu_progress().submitted_ns > behind)
                         sg_gpu_reach(gpu_progress().submitted_ns - behind);
-                context->split->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
-                context->split->slack.credit_ns = -1;
+                context->segments->slack.credit_at_ns = sg_now_ns(); /* no time for waits */
+                context->segments->slack.credit_ns = -1;
                 gpu_give(gpu_take((20 + i % 7) * MIB), (20 + i % 7) * MIB);
                 gr_fence_close(context->fence); /* its age says that nothing passes */
                 sg_advance(stuck ? 60 * ms : 10 * ms);

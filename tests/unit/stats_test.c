@@ -409,7 +409,7 @@ static void test_together(void)
         gr_arena_init(arena, context, 1);
         atomic_store(&context->arenas[1], arena);
         for (int i = 0; i < 4; i++) {
-                struct gr_lock *lock = i == 0 ? &context->split->lock : i == 3 ? &core.contexts_lock : NULL;
+                struct gr_lock *lock = i == 0 ? &context->segments->lock : i == 3 ? &core.contexts_lock : NULL;
 
                 if (lock)
                         gr_lock(lock);
@@ -417,7 +417,7 @@ static void test_together(void)
                         gr_arena_lock(i == 1 ? arena : context->first_arena);
                 GR_CHECK_EQ(pthread_create(&thread, NULL, ask_hits, NULL), 0);
                 usleep(50000);
-                ++*(lock     ? &context->split->hits
+                ++*(lock     ? &context->segments->hits
                     : i == 1 ? &arena->bins[3].hits
                              : &context->first_arena->fastbins.hits);
                 if (lock)

@@ -1,10 +1,10 @@
 /*
- * Segments that split and merge, against a GPU that is only a clock and notices what is handed out or given back too
+ * Segments that are cut and merged, against a GPU that is only a clock and notices what is handed out or given back too
  * early.
  *
- *   split_test [mapped]     without mapped memory, or with it
+ *   segments_test [mapped]     without mapped memory, or with it
  */
-#include "segment/split.h"
+#include "segment/segments_serve.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -19,8 +19,8 @@
 #include "core.h"
 #include "reclaim/trim.h"
 #include "segment/segments.h"
-#include "segment/split_trim.h"
-#include "split_gpu.h"
+#include "segment/segments_trim.h"
+#include "segments_gpu.h"
 
 static void test_cut_and_merge(void)
 {
@@ -37,8 +37,8 @@ static void test_cut_and_merge(void)
         GR_CHECK_EQ(gpu_take(11 * MIB), a);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, MIB);
         gpu_give(a, 11 * MIB);
-        context->split->slack.credit_ns = 1; /* twice as large is worth it */
-        context->split->slack.credit_at_ns = sg_now_ns();
+        context->segments->slack.credit_ns = 1; /* twice as large is worth it */
+        context->segments->slack.credit_at_ns = sg_now_ns();
         b = gpu_take(9 * MIB - 700 * KIB);
         GR_CHECK_EQ(b, a);
         c = gpu_take(3 * MIB + 512);
@@ -69,33 +69,33 @@ static void test_least(void)
         uint64_t a, b, c;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(GR_SPLIT_LEAST_BYTES);
-        b = gpu_take(GR_SPLIT_LEAST_BYTES + 1);
-        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && !info.split);
-        GR_CHECK(gr_ledger_find(core.ledger, b, &info) == 0 && info.split);
+        a = gpu_take(GR_SEGMENTS_LEAST_BYTES);
+        b = gpu_take(GR_SEGMENTS_LEAST_BYTES + 1);
+        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && !info.is_range);
+        GR_CHECK(gr_ledger_find(core.ledger, b, &info) == 0 && info.is_range);
         c = core.counters.counts[GR_COUNTER_driver_allocs];
-        gpu_give(a, GR_SPLIT_LEAST_BYTES);
-        GR_CHECK_EQ(gpu_take(GR_SPLIT_LEAST_BYTES), a); /* behind a barrier */
-        gpu_give(a, GR_SPLIT_LEAST_BYTES);
+        gpu_give(a, GR_SEGMENTS_LEAST_BYTES);
+        GR_CHECK_EQ(gpu_take(GR_SEGMENTS_LEAST_BYTES), a); /* behind a barrier */
+        gpu_give(a, GR_SEGMENTS_LEAST_BYTES);
         gpu_sync();
         gr_fence_close(context->fence);
         gr_fence_poll(context->fence);
-        GR_CHECK(gr_arena_alloc(context, GR_SPLIT_LEAST_BYTES) == a);
+        GR_CHECK(gr_arena_alloc(context, GR_SEGMENTS_LEAST_BYTES) == a);
         GR_CHECK_EQ(core.counters.counts[GR_COUNTER_driver_allocs], c);
-        gpu_give(b, GR_SPLIT_LEAST_BYTES + 1);
+        gpu_give(b, GR_SEGMENTS_LEAST_BYTES + 1);
         GR_CHECK_EQ(gr_pool_free(&core, a), 0);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
-        a = gpu_take(1000); /* though much is free in split */
-        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && !info.split);
+        a = gpu_take(1000); /* though much is free in segments */
+        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && !info.is_range);
         gpu_give(a, 1000);
         gpu_settle();
         /* Where there is nothing else they take what is left of a page. */
         gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 2 * MIB);
-        b = gpu_take(GR_SPLIT_LEAST_BYTES + 1);
+        b = gpu_take(GR_SEGMENTS_LEAST_BYTES + 1);
         a = gpu_take(1000);
-        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && info.split);
+        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && info.is_range);
         gpu_give(a, 1000);
-        gpu_give(b, GR_SPLIT_LEAST_BYTES + 1);
+        gpu_give(b, GR_SEGMENTS_LEAST_BYTES + 1);
         gpu_settle();
         /* Without cheap barriers bins would take fresh memory again and again. */
         gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, GR_UNLIMITED);
@@ -139,9 +139,9 @@ static void test_least_make_room(bool behind_barrier)
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         for (int i = 0; i < COUNT; i++)
-                small[i] = gpu_take(GR_SPLIT_LEAST_BYTES);
+                small[i] = gpu_take(GR_SEGMENTS_LEAST_BYTES);
         for (int i = 0; i < COUNT; i++)
-                gpu_give(small[i], GR_SPLIT_LEAST_BYTES);
+                gpu_give(small[i], GR_SEGMENTS_LEAST_BYTES);
         gr_fence_close(context->fence);
         gpu_sync();
         gr_fence_poll(context->fence);
@@ -149,8 +149,8 @@ static void test_least_make_room(bool behind_barrier)
                 other = gpu_take(MIB);
                 gpu_give(other, MIB);
                 GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
-                context->split->slack.credit_ns = -1; /* it may not wait for that work */
-                context->split->slack.credit_at_ns = sg_now_ns();
+                context->segments->slack.credit_ns = -1; /* it may not wait for that work */
+                context->segments->slack.credit_at_ns = sg_now_ns();
         }
         large = gpu_take(120 * MIB);
         if (behind_barrier) {
@@ -209,8 +209,8 @@ static void test_held(void)
         for (int i = 0; i < COUNT; i++)
                 gpu_give(large[i], 36 * MIB);
         /* Nor is one opened where so much time was spent that any fit is worth it. */
-        context->split->slack.credit_ns = INT64_MIN / 2;
-        context->split->slack.credit_at_ns = sg_now_ns();
+        context->segments->slack.credit_ns = INT64_MIN / 2;
+        context->segments->slack.credit_at_ns = sg_now_ns();
         a = gpu_take(7 * MIB);
         gpu_sync();
         gr_fence_close(context->fence);
@@ -284,12 +284,12 @@ static void test_would_help(void)
         atomic_store(&core.streams_overlap, true); /* nothing is free ahead of its fence */
         a = gpu_take(12 * MIB);
         small = gpu_take(65 * KIB);
-        GR_CHECK(!gr_split_would_help(context, 12 * MIB));
+        GR_CHECK(!gr_segments_would_help(context, 12 * MIB));
         gpu_give(a, 12 * MIB);
         gpu_give(small, 65 * KIB);
-        GR_CHECK(gr_split_would_help(context, 12 * MIB));
-        GR_CHECK(gr_split_would_help(context, 65 * KIB));
-        GR_CHECK(!gr_split_would_help(context, 13 * MIB));
+        GR_CHECK(gr_segments_would_help(context, 12 * MIB));
+        GR_CHECK(gr_segments_would_help(context, 65 * KIB));
+        GR_CHECK(!gr_segments_would_help(context, 13 * MIB));
         gpu_settle();
         gpu_end();
 }
@@ -302,15 +302,15 @@ static void test_would_help_used(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         a = gpu_take(20 * MIB);
         gpu_give(a, 20 * MIB);
-        context->split->slack.credit_ns = 1; /* twice as large is worth it */
-        context->split->slack.credit_at_ns = sg_now_ns();
+        context->segments->slack.credit_ns = 1; /* twice as large is worth it */
+        context->segments->slack.credit_at_ns = sg_now_ns();
         b = gpu_take(12 * MIB);
         c = gpu_take(7 * MIB);
         GR_CHECK(b == a && c == a + 12 * MIB);
         atomic_store(&core.streams_overlap, true);
         gpu_give(c, 7 * MIB);
-        context->split->slack.credit_ns = 20 * SG_MS;
-        GR_CHECK(gr_split_would_help(context, 7 * MIB));
+        context->segments->slack.credit_ns = 20 * SG_MS;
+        GR_CHECK(gr_segments_would_help(context, 7 * MIB));
         gpu_give(b, 12 * MIB);
         gpu_settle();
         gpu_end();
@@ -386,7 +386,7 @@ static void test_trim_some(void)
                 gpu_give(ptrs[i], 40 * MIB);
         gpu_sync();
         gr_fence_sync(context->fence);
-        GR_CHECK(gr_split_trim(context, 60 * MIB) < 160 * MIB);
+        GR_CHECK(gr_segments_trim(context, 60 * MIB) < 160 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -400,7 +400,7 @@ static void test_ahead(void)
         /* Small ones wait: there is room for them elsewhere. */
         b = gpu_take(100 * KIB);
         gpu_give(b, 100 * KIB);
-        GR_CHECK_EQ(context->split->waiting_bytes, 100 * KIB);
+        GR_CHECK_EQ(context->segments->waiting_bytes, 100 * KIB);
         c = gpu_take(100 * KIB);
         GR_CHECK(c != b);
         GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], 0);
@@ -410,15 +410,15 @@ static void test_ahead(void)
         GR_CHECK_EQ(gpu_take(11 * MIB - 700 * KIB), a);
         b = gpu_take(MIB + 512);
         barriers = core.counters.counts[GR_COUNTER_barriers];
-        ranges = context->split->free_count;
+        ranges = context->segments->free_count;
         gpu_give(a, 11 * MIB - 700 * KIB);
         gr_fence_close(context->fence);
         gpu_give(b, MIB + 512);
-        GR_CHECK_EQ(context->split->free_count, ranges); /* one with what was left between them and the end */
+        GR_CHECK_EQ(context->segments->free_count, ranges); /* one with what was left between them and the end */
         GR_CHECK_EQ(gpu_take(12 * MIB), a);
         GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers + 1);
         gpu_give(a, 12 * MIB);
-        if (context->split->expandable[0]) { /* it is part of a larger one, too */
+        if (context->segments->expandable[0]) { /* it is part of a larger one, too */
                 GR_CHECK_EQ(gpu_take(14 * MIB), a);
                 GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers + 2);
                 gpu_give(a, 14 * MIB);
@@ -446,7 +446,7 @@ static void test_ahead(void)
 
 static void test_misuse(void)
 {
-        struct gr_split_place place;
+        struct gr_segments_place place;
         struct gr_context *other;
         uint64_t a, b, c;
 
@@ -457,20 +457,20 @@ static void test_misuse(void)
         GR_CHECK_EQ(gr_pool_free(&core, SG_BASE - 512), -ENOENT);
         gpu_give(a, 100 * 1024);
         GR_CHECK_EQ(gr_pool_free(&core, a), -EALREADY); /* and not the driver's free of the whole segment */
-        GR_CHECK_EQ(gr_split_find(&core, b + 1000, &place), 0);
+        GR_CHECK_EQ(gr_segments_find(&core, b + 1000, &place), 0);
         GR_CHECK_EQ(place.base_ptr, b);
         GR_CHECK(place.live);
-        GR_CHECK_EQ(gr_split_find(&core, a + 1000, &place), 0);
+        GR_CHECK_EQ(gr_segments_find(&core, a + 1000, &place), 0);
         GR_CHECK(!place.live);
         /* Nobody's, or addresses of ours without memory. */
-        GR_CHECK(gr_split_find(&core, a + GR_PAGE_BYTES, &place) == -ENOENT || !place.live);
-        GR_CHECK_EQ(gr_split_find(&core, a - 1, &place), -ENOENT);
+        GR_CHECK(gr_segments_find(&core, a + GR_PAGE_BYTES, &place) == -ENOENT || !place.live);
+        GR_CHECK_EQ(gr_segments_find(&core, a - 1, &place), -ENOENT);
         /* Whichever context it is of. */
         other = gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(gr_pool_alloc(other, 100 * 1024, &c), 0);
-        GR_CHECK_EQ(gr_split_find(&core, c + 1000, &place), 0);
+        GR_CHECK_EQ(gr_segments_find(&core, c + 1000, &place), 0);
         GR_CHECK_EQ(place.base_ptr, c);
-        GR_CHECK_EQ(gr_split_find(&core, b + 1000, &place), 0);
+        GR_CHECK_EQ(gr_segments_find(&core, b + 1000, &place), 0);
         GR_CHECK_EQ(place.base_ptr, b);
         gpu_end();
 }
@@ -563,7 +563,7 @@ static void test_decay(enum gr_pool_kind pool)
 
         gpu_begin(pool, GR_REUSE_AUTO);
         core.config = config;
-        atomic_store(&context->split_active, true);
+        atomic_store(&context->segments_active, true);
         a = gpu_take(60 * MIB);
         kept = gpu_take(3 * MIB);
         gpu_give(gpu_take(5000), 5000);
@@ -627,9 +627,9 @@ static void make_free(uint64_t ptr, size_t bytes)
 {
         gpu_give(ptr, bytes);
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
-        gr_lock(&context->split->lock);
+        gr_lock(&context->segments->lock);
         gr_segments_free_usable(context);
-        gr_unlock(&context->split->lock);
+        gr_unlock(&context->segments->lock);
 }
 
 /* What was needed between two looks was not unneeded, though it is free again at both. */
@@ -637,12 +637,12 @@ static void test_low_water(void)
 {
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         make_free(gpu_take(40 * MIB), 40 * MIB);
-        gr_split_trim_unneeded(context);
-        GR_CHECK_EQ(context->split->surplus_bytes, 40 * MIB);
-        GR_CHECK_EQ(gr_split_trim_unneeded(context), 40 * MIB);
+        gr_segments_trim_unneeded(context);
+        GR_CHECK_EQ(context->segments->surplus_bytes, 40 * MIB);
+        GR_CHECK_EQ(gr_segments_trim_unneeded(context), 40 * MIB);
         make_free(gpu_take(40 * MIB), 40 * MIB);
-        GR_CHECK_EQ(context->split->surplus_bytes, 40 * MIB);
-        GR_CHECK_EQ(gr_split_trim_unneeded(context), 0);
+        GR_CHECK_EQ(context->segments->surplus_bytes, 40 * MIB);
+        GR_CHECK_EQ(gr_segments_trim_unneeded(context), 0);
         gpu_settle();
         gpu_end();
 }

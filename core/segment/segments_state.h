@@ -2,8 +2,8 @@
  * What the segments of a context have in common: their lists, accounts and lock. For the files of segment/, and for
  * those that give back what is free in segments.
  */
-#ifndef GR_SPLIT_STATE_H
-#define GR_SPLIT_STATE_H
+#ifndef GR_SEGMENTS_STATE_H
+#define GR_SEGMENTS_STATE_H
 
 #include <assert.h>
 #include <stdatomic.h>
@@ -68,36 +68,39 @@ struct gr_slack {
         uint64_t told_bytes;   /* the footprint is logged again once it is above this */
 };
 
-/* The files of segment/ that write each field are named; split.c also empties all when the context has gone. */
-struct gr_split {
+/*
+ * The files of segment/ that write each field are named; segments_serve.c also empties all when the context has gone.
+ */
+struct gr_segments {
         /* The driver refused to map memory at a second address, so nothing is moved: remap.c. */
         _Atomic bool moves_refused __attribute__((aligned(GR_LINE_BYTES)));
         _Atomic bool expandable_refused; /* no expandable segment, for lack of addresses or memory: expandable.c */
         _Atomic bool extra_refused;      /* only what requests lack is mapped, as memory is short: expandable_grow.c */
-        _Atomic uint64_t waiting_bytes;  /* of ranges in the queue: split.c, segments.c */
-        /* The latest epoch of ranges that became free ahead of their fence: split.c, segments.c. */
+        _Atomic uint64_t waiting_bytes;  /* of ranges in the queue: segments_serve.c, segments.c */
+        /* The latest epoch of ranges that became free ahead of their fence: segments_serve.c, segments.c. */
         _Atomic uint64_t ahead_epoch;
 
         struct gr_lock lock; /* guards what follows; the fields that each request uses come first */
         unsigned kept_count;
         struct gr_range *kept; /* unused structures for new ranges, linked by `after`, so as to take no lock: range.c */
-        struct gr_block *queue;     /* waiting ranges, oldest first: split.c, segments.c */
-        uint64_t hits;              /* requests served without the driver: gr_segments_hit */
-        uint64_t frees;             /* ranges freed: split.c */
-        uint64_t free_count;        /* free and waiting ranges: range.c, segments.c, split.c */
-        uint64_t changes;           /* how often the free lists changed: range.c */
-        uint64_t open_bytes;        /* bytes freed since the split last closed an epoch: split.c */
-        uint64_t close_bytes;       /* it closes the next one when open_bytes reaches this: split.c */
-        uint64_t surplus_bytes;     /* the surplus: free segments and free extents, which can go back once idle */
-        uint64_t surplus_low_bytes; /* its low water since decay last looked; both by gr_split_surplus, split_trim.c */
+        struct gr_block *queue; /* waiting ranges, oldest first: segments_serve.c, segments.c */
+        uint64_t hits;          /* requests served without the driver: gr_segments_hit */
+        uint64_t frees;         /* ranges freed: segments_serve.c */
+        uint64_t free_count;    /* free and waiting ranges: range.c, segments.c, segments_serve.c */
+        uint64_t changes;       /* how often the free lists changed: range.c */
+        uint64_t open_bytes;    /* bytes freed since the last close of an epoch: segments_serve.c */
+        uint64_t close_bytes;   /* it closes the next one when open_bytes reaches this: segments_serve.c */
+        uint64_t surplus_bytes; /* the surplus: free segments and free extents, which can go back once idle */
+        /* Its low water since decay last looked; both by gr_segments_surplus, segments_trim.c. */
+        uint64_t surplus_low_bytes;
         struct gr_free_lists free[GR_FREE_KINDS]; /* range.c */
-        struct gr_segment **segments;             /* by address: segments.c */
+        struct gr_segment **by_address;           /* segments.c */
         size_t segment_count, segment_room;
         struct gr_segment *expandable[GR_EXPANDABLE_KINDS]; /* NULL: none: expandable.c */
         struct gr_block *stale_pages; /* stale ranges of the expandable segments, oldest first: remap.c */
         /* Stale ranges whose addresses graphs have recorded, until the last graph has gone: remap.c. */
         struct gr_block *stale_graph_pages;
-        uint64_t graph_used_bytes; /* of used ranges in graph segments: segments.c, split.c */
+        uint64_t graph_used_bytes; /* of used ranges in graph segments: segments.c, segments_serve.c */
         uint64_t graph_peak_bytes; /* the most of these at a time since graphs use the segments: graph_segments.c */
         uint64_t stuck_epoch;      /* the latest epoch of stuck extents that are left, 0 if none: expandable.c */
         unsigned busy;             /* threads in calls of the driver that map or unmap; each counts itself */
@@ -107,13 +110,13 @@ struct gr_split {
 };
 
 /* Adds bytes, which may be negative, to the surplus. */
-static inline void gr_split_surplus(struct gr_split *split, int64_t bytes)
+static inline void gr_segments_surplus(struct gr_segments *segments, int64_t bytes)
 {
-        gr_assert_locked(&split->lock);
-        assert(split->surplus_bytes + (uint64_t)bytes <= INT64_MAX);
-        split->surplus_bytes += (uint64_t)bytes;
-        if (split->surplus_bytes < split->surplus_low_bytes)
-                split->surplus_low_bytes = split->surplus_bytes;
+        gr_assert_locked(&segments->lock);
+        assert(segments->surplus_bytes + (uint64_t)bytes <= INT64_MAX);
+        segments->surplus_bytes += (uint64_t)bytes;
+        if (segments->surplus_bytes < segments->surplus_low_bytes)
+                segments->surplus_low_bytes = segments->surplus_bytes;
 }
 
 #endif

@@ -1,4 +1,4 @@
-#include "split_gpu.h"
+#include "segments_gpu.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -26,7 +26,7 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         sg_by_hand(0);
         gr_core_init(&core, &parts, gpu_mapping ? &sg_mapping_driver : &sg_driver, &config);
         context = gr_core_context_add(&core, sg_context_new(0), 0);
-        atomic_store(&context->split->extra_refused, true);
+        atomic_store(&context->segments->extra_refused, true);
         sg_before[SG_MEM_RELEASE] = update_peak;
 }
 
@@ -59,8 +59,8 @@ void gpu_settle(void)
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         GR_CHECK_EQ(sg_handles(), 0);
-        GR_CHECK_EQ(context->split->surplus_bytes, 0);
-        GR_CHECK_EQ(context->split->free_count, 0);
+        GR_CHECK_EQ(context->segments->surplus_bytes, 0);
+        GR_CHECK_EQ(context->segments->free_count, 0);
 }
 
 struct gr_device *gpu_device(void)
@@ -79,7 +79,7 @@ uint64_t gpu_take(size_t bytes)
 
         if (sg_alloc(context, bytes, &ptr))
                 return 0;
-        GR_CHECK_EQ(ptr % GR_SPLIT_UNIT_BYTES, 0);
+        GR_CHECK_EQ(ptr % GR_SEGMENTS_UNIT_BYTES, 0);
         sg_work(context->handle, 1, ptr, 0); /* on a stream that has none, so that nothing else orders it */
         return ptr;
 }

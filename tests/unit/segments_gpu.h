@@ -3,14 +3,14 @@
  * without. A block handed out while somebody has it, or before the work of its last owner is behind a fence, is misuse;
  * so are addresses taken away while somebody has a block there or work may still use them.
  */
-#ifndef GR_TEST_SPLIT_GPU_H
-#define GR_TEST_SPLIT_GPU_H
+#ifndef GR_TEST_SEGMENTS_GPU_H
+#define GR_TEST_SEGMENTS_GPU_H
 
 #include <semaphore.h>
 
 #include "alloc/pool.h"
 #include "scripted.h"
-#include "segment/split.h"
+#include "segment/segments_serve.h"
 
 #define GPU_PAGES   2048u /* of the card */
 #define GPU_THREADS 4
@@ -23,8 +23,8 @@ extern bool gpu_mapping;
 
 /*
  * A fresh GPU, core and context, where no more memory is mapped than requests need: that makes what a test expects
- * simple. Random tests set split->extra_refused to false again. The end checks that memory was not misused since; what
- * was is said on stderr.
+ * simple. Random tests set segments->extra_refused to false again. The end checks that memory was not misused since;
+ * what was is said on stderr.
  */
 void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse);
 void gpu_end(void);

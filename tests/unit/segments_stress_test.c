@@ -2,9 +2,9 @@
  * Random walks through segments, alone and by threads, against a GPU that notices what is handed out or given back too
  * early.
  *
- *   split_stress_test [mapped]     without mapped memory, or with it
+ *   segments_stress_test [mapped]     without mapped memory, or with it
  */
-#include "segment/split.h"
+#include "segment/segments_serve.h"
 
 #include <pthread.h>
 #include <semaphore.h>
@@ -15,7 +15,7 @@
 #include "core.h"
 #include "reclaim/decay.h"
 #include "reclaim/trim.h"
-#include "split_gpu.h"
+#include "segments_gpu.h"
 
 static size_t random_bytes(uint64_t *seed)
 {
@@ -58,12 +58,12 @@ static void pass(uint64_t *ptr, size_t *bytes)
 /* The block at ptr is found by any address in it; of another one nothing is known but that to ask does no harm. */
 static void look(uint64_t *seed, uint64_t ptr, size_t bytes)
 {
-        struct gr_split_place place;
+        struct gr_segments_place place;
         uint64_t random = gpu_random(seed);
 
-        if (gr_split_find(&core, ptr + random % bytes, &place) == 0)
+        if (gr_segments_find(&core, ptr + random % bytes, &place) == 0)
                 GR_CHECK(place.live && place.base_ptr == ptr);
-        gr_split_find(&core, ptr ^ random % (64 * MIB), &place);
+        gr_segments_find(&core, ptr ^ random % (64 * MIB), &place);
 }
 
 static void *walk(void *arg)
@@ -127,7 +127,7 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
                                    .overlaps = seed > 4};
 
                 gpu_begin(pool, reuse);
-                atomic_store(&context->split->extra_refused, seed % 2 == 0);
+                atomic_store(&context->segments->extra_refused, seed % 2 == 0);
                 sg_by_hand(seed % 3 ? (uint32_t)seed : 1000);
                 gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, hard_bytes);
                 atomic_store(&core.streams_overlap, overlaps);
@@ -161,7 +161,7 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
 
         gpu_begin(pool, reuse);
         if (pool == GR_POOL_AUTO)
-                atomic_store(&context->split_active, true);
+                atomic_store(&context->segments_active, true);
         sg_by_hand(3);
         core.config.decay_ns = UINT64_C(1000000000);
         atomic_store(&core.streams_overlap, overlaps);
@@ -213,7 +213,7 @@ static void test_handed_over(enum gr_pool_kind pool, bool overlaps)
 
         gpu_begin(pool, GR_REUSE_AUTO);
         if (pool == GR_POOL_AUTO)
-                atomic_store(&context->split_active, true);
+                atomic_store(&context->segments_active, true);
         atomic_store(&core.streams_overlap, overlaps);
         sem_init(&handover.there, 0, 0);
         sem_init(&handover.back, 0, 0);

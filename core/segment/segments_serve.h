@@ -35,13 +35,13 @@
  * share of the time: the more was spent lately, the more footprint is accepted.
  *
  * With pool kind `auto` the bins serve more of the small requests. Freed ranges, but of large ones only a few, wait in
- * fastbins (fastbin.h) for a request of their size, so that threads do not meet at the split's lock. Where no memory
+ * fastbins (fastbin.h) for a request of their size, so that threads do not meet at the segments' lock. Where no memory
  * can be mapped the bins serve all.
  *
- * Every used range is a block in the ledger. Free ranges are not in it; gr_split_find finds them.
+ * Every used range is a block in the ledger. Free ranges are not in it; gr_segments_find finds them.
  */
-#ifndef GR_SPLIT_H
-#define GR_SPLIT_H
+#ifndef GR_SEGMENTS_SERVE_H
+#define GR_SEGMENTS_SERVE_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -49,7 +49,7 @@
 #include <stdint.h>
 
 #include "cache/ledger.h"
-#include "segment/split_state.h"
+#include "segment/segments_state.h"
 
 struct gr_cache_counts;
 struct gr_context;
@@ -58,83 +58,84 @@ struct gr_range;
 struct gr_segment;
 
 /*
- * Any thread may call the functions below. Unless they say otherwise, no lock of a context is held. Only gr_split_grow
- * and gr_split_put may call the driver.
+ * Any thread may call the functions below. Unless they say otherwise, no lock of a context is held. Only
+ * gr_segments_grow and gr_segments_put may call the driver.
  */
 
-/* The answer of gr_split_find. */
-struct gr_split_place {
+/* The answer of gr_segments_find. */
+struct gr_segments_place {
         uint64_t base_ptr; /* of the range */
         bool live;         /* a used range: the ledger knows it by base_ptr */
 };
 
-/* Makes context->split one without segments. */
-void gr_split_init(struct gr_context *context);
+/* Makes context->segments, without any segment. */
+void gr_segments_init(struct gr_context *context);
 
 /* Sets whether segments serve a context that begins, perhaps in an ended one's structure. contexts_lock is held. */
-void gr_split_begin(struct gr_context *context);
+void gr_segments_begin(struct gr_context *context);
 
 /* Frees the structures, except those of used ranges, which the ledger owns. */
-void gr_split_destroy(struct gr_context *context);
+void gr_segments_destroy(struct gr_context *context);
 
 /* The context has been destroyed with its memory: forgets all segments; used ranges leave the ledger. */
-void gr_split_context_gone(struct gr_context *context);
+void gr_segments_context_gone(struct gr_context *context);
 
 /*
  * Which segments serve a request. This does not concern expandable ones, which serve all. The last two are for when all
  * else has failed, as such a segment cannot go back as long as the block is used.
  */
-enum gr_split_from {
-        GR_SPLIT_FROM_CLOSE, /* used ones up to four times the request, free ones by gr_slack_worth_opening */
-        GR_SPLIT_FROM_ALL,   /* used and free ones up to four times the request */
-        GR_SPLIT_FROM_USED,  /* used ones of any size */
-        GR_SPLIT_FROM_ANY,
+enum gr_segments_from {
+        GR_SEGMENTS_FROM_CLOSE, /* used ones up to four times the request, free ones by gr_slack_worth_opening */
+        GR_SEGMENTS_FROM_ALL,   /* used and free ones up to four times the request */
+        GR_SEGMENTS_FROM_USED,  /* used ones of any size */
+        GR_SEGMENTS_FROM_ANY,
 };
 
 /* Takes a block for the request from the free ranges; it is in the ledger as CACHED. NULL: no free range serves. */
-struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, enum gr_split_from from);
+struct gr_block *gr_segments_take(struct gr_context *context, size_t bytes, enum gr_segments_from from);
 
 /*
- * As gr_split_take, but only for a small request and from a range that is usable now; merges no fastbins. Called where
- * a range of exactly the request's size waits in a fastbin: for a small request a worse fit is better than a barrier.
+ * As gr_segments_take, but only for a small request and from a range that is usable now; merges no fastbins. Called
+ * where a range of exactly the request's size waits in a fastbin: for a small request a worse fit is better than a
+ * barrier.
  */
-struct gr_block *gr_split_take_usable(struct gr_context *context, size_t bytes);
+struct gr_block *gr_segments_take_usable(struct gr_context *context, size_t bytes);
 
 /* Whether freed ranges wait for their fence. */
-bool gr_split_has_waiting(struct gr_context *context);
+bool gr_segments_have_waiting(struct gr_context *context);
 
 /*
  * Whether one of the waiting ranges would serve the request by itself, so that a barrier that costs overlap is worth
  * it.
  */
-bool gr_split_would_help(struct gr_context *context, size_t bytes);
+bool gr_segments_would_help(struct gr_context *context, size_t bytes);
 
 /*
- * A block of a new segment, as gr_split_take. -EDQUOT, -ENOMEM, or the driver's error, and *ret_block is untouched.
+ * A block of a new segment, as gr_segments_take. -EDQUOT, -ENOMEM, or the driver's error, and *ret_block is untouched.
  * -ENOTSUP, with pool kind auto only: the driver gave no addresses, and the caller uses the bins instead; they serve
  * every later request, too, if the context has no expandable segment at all. Calls the driver.
  */
-int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
+int gr_segments_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 
 /*
  * Takes back a block that the program freed (claimed in the ledger; the caller's until now). epoch: from
- * gr_fence_note_freed, or one of the two below. flags: enum gr_split_put_flags. *ret_should_close: so much was freed
+ * gr_fence_note_freed, or one of the two below. flags: enum gr_segments_put_flags. *ret_should_close: so much was freed
  * that the epoch should be closed. 0, or the driver's error: then the segment is lost, still charged.
  */
-#define GR_SPLIT_NEVER UINT64_MAX /* its memory must not be reused */
-#define GR_SPLIT_IDLE  0 /* all its work has finished, or is in the order of the graphs that share its memory */
-enum gr_split_put_flags {
+#define GR_SEGMENTS_NEVER UINT64_MAX /* its memory must not be reused */
+#define GR_SEGMENTS_IDLE  0 /* all its work has finished, or is in the order of the graphs that share its memory */
+enum gr_segments_put_flags {
         /* If its segment is one allocation of the driver and wholly free now, it goes back at once, which may block. */
-        GR_SPLIT_PUT_BY_DRIVER = 1,
+        GR_SEGMENTS_PUT_BY_DRIVER = 1,
         /* What must not be reused goes back at once, too, which waits for the context; else it goes back later. */
-        GR_SPLIT_PUT_WAITS = 2,
+        GR_SEGMENTS_PUT_WAITS = 2,
 };
-int gr_split_put(struct gr_block *block, uint64_t epoch, unsigned flags, bool *ret_should_close);
+int gr_segments_put(struct gr_block *block, uint64_t epoch, unsigned flags, bool *ret_should_close);
 
-/* Adds what the segments served and took back, and the free ranges. No lock from GR_RANK_SPLIT up is held. */
-void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts);
+/* Adds what the segments served and took back, and the free ranges. No lock from GR_RANK_SEGMENTS up is held. */
+void gr_segments_count(struct gr_context *context, struct gr_cache_counts *counts);
 
 /* The range that ptr lies in, in any context; -ENOENT where ptr is in no segment. */
-int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret_place);
+int gr_segments_find(struct gr_core *core, uint64_t ptr, struct gr_segments_place *ret_place);
 
 #endif

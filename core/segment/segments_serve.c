@@ -1,4 +1,4 @@
-#include "segment/split.h"
+#include "segment/segments_serve.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -29,8 +29,8 @@
 #include "segment/graph_segments.h"
 #include "segment/range.h"
 #include "segment/segments.h"
+#include "segment/segments_state.h"
 #include "segment/slack.h"
-#include "segment/split_state.h"
 
 #define BARRIER_SHARE 64  /* 1/64 of the peak of live memory: if less waits, a barrier is not worth its cost */
 #define SLIGHT_SHARE  256 /* 1/256 of it: a request for less is served by what needs no barrier */
@@ -38,17 +38,18 @@
 #define QUEUE_LOOK    64 /* waiting ranges looked at before a barrier is laid for one */
 #define SEGMENT_TIMES 4  /* a segment that serves a request is at most four times as large */
 
-void gr_split_init(struct gr_context *context)
+void gr_segments_init(struct gr_context *context)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
 
-        memset(split, 0, sizeof(*split));
-        gr_lock_init(&split->lock, GR_RANK_SPLIT);
-        atomic_init(&context->split_least_bytes,
-                    context->core->config.pool == GR_POOL_AUTO ? GR_SPLIT_LEAST_AUTO_BYTES : GR_SPLIT_LEAST_BYTES);
+        memset(segments, 0, sizeof(*segments));
+        gr_lock_init(&segments->lock, GR_RANK_SEGMENTS);
+        atomic_init(&context->segments_least_bytes, context->core->config.pool == GR_POOL_AUTO
+                                                            ? GR_SEGMENTS_LEAST_AUTO_BYTES
+                                                            : GR_SEGMENTS_LEAST_BYTES);
 }
 
-void gr_split_begin(struct gr_context *context)
+void gr_segments_begin(struct gr_context *context)
 {
         const struct gr_core *core = context->core;
         bool wanted = core->config.pool == GR_POOL_SPLIT;
@@ -56,18 +57,18 @@ void gr_split_begin(struct gr_context *context)
         gr_assert_locked(&core->contexts_lock);
         if (core->config.pool == GR_POOL_AUTO)
                 wanted = core->driver->mem_reserve; /* bins where no memory can be mapped */
-        atomic_store(&context->split_active, wanted);
+        atomic_store(&context->segments_active, wanted);
 }
 
-void gr_split_destroy(struct gr_context *context)
+void gr_segments_destroy(struct gr_context *context)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
 
-        for (size_t i = 0; i < split->segment_count; i++)
-                gr_segment_destroy(split->segments[i]);
-        free(split->segments);
-        gr_range_forget_kept(split);
-        gr_lock_destroy(&split->lock);
+        for (size_t i = 0; i < segments->segment_count; i++)
+                gr_segment_destroy(segments->by_address[i]);
+        free(segments->by_address);
+        gr_range_forget_kept(segments);
+        gr_lock_destroy(&segments->lock);
 }
 
 /* Frees the ranges of a segment whose context has gone; used ones leave the ledger. */
@@ -83,8 +84,8 @@ static void forget_ranges(struct gr_context *context, struct gr_segment *segment
                 assert(range->block.ptr == end && range->segment == segment); /* they tile their segment */
                 end = gr_range_end(range);
                 if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING) {
-                        assert(context->split->free_count > 0);
-                        context->split->free_count--;
+                        assert(context->segments->free_count > 0);
+                        context->segments->free_count--;
                 }
                 if (segment->pages) {
                         gap = range->state != GR_RANGE_FREE && range->state != GR_RANGE_WAITING;
@@ -104,22 +105,22 @@ static void forget_ranges(struct gr_context *context, struct gr_segment *segment
         (void)end;
 }
 
-void gr_split_context_gone(struct gr_context *context)
+void gr_segments_context_gone(struct gr_context *context)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct gr_device *device = context->device;
         struct gr_segment *expandable[GR_EXPANDABLE_KINDS];
 
-        gr_lock(&split->lock);
-        while (split->busy > 0) { /* threads in calls of the driver, which do not wait for the GPU */
-                gr_unlock(&split->lock);
+        gr_lock(&segments->lock);
+        while (segments->busy > 0) { /* threads in calls of the driver, which do not wait for the GPU */
+                gr_unlock(&segments->lock);
                 context->core->driver->sleep_ns(BUSY_PAUSE_NS);
-                gr_lock(&split->lock);
+                gr_lock(&segments->lock);
         }
         gr_segments_merge_fastbins(context);
         gr_graph_segments_context_gone(context);
-        for (size_t i = 0; i < split->segment_count; i++) {
-                struct gr_segment *segment = split->segments[i];
+        for (size_t i = 0; i < segments->segment_count; i++) {
+                struct gr_segment *segment = segments->by_address[i];
 
                 forget_ranges(context, segment);
                 if (segment->pages)
@@ -128,31 +129,31 @@ void gr_split_context_gone(struct gr_context *context)
                 gr_budget_uncharge_block(device, segment->ptr, segment->bytes);
                 gr_metadata_free(segment, sizeof(*segment));
         }
-        memcpy(expandable, split->expandable, sizeof(expandable));
-        memset(split->expandable, 0, sizeof(split->expandable));
-        split->stale_pages = split->stale_graph_pages = NULL;
-        split->segment_count = 0;
-        memset(split->free, 0, sizeof(split->free));
-        split->changes++; /* a thread in gr_split_take must look for a range again */
-        split->queue = NULL;
+        memcpy(expandable, segments->expandable, sizeof(expandable));
+        memset(segments->expandable, 0, sizeof(segments->expandable));
+        segments->stale_pages = segments->stale_graph_pages = NULL;
+        segments->segment_count = 0;
+        memset(segments->free, 0, sizeof(segments->free));
+        segments->changes++; /* a thread in gr_segments_take must look for a range again */
+        segments->queue = NULL;
         atomic_store(&context->fastbins_closed, false);
-        assert(split->free_count == 0); /* each of them was a range of a segment */
-        split->surplus_bytes = split->surplus_low_bytes = 0;
-        atomic_store(&split->waiting_bytes, 0);
-        atomic_store(&split->ahead_epoch, 0);
-        split->stuck_epoch = 0;
-        split->graph_used_bytes = split->graph_peak_bytes = 0;
-        gr_unlock(&split->lock);
+        assert(segments->free_count == 0); /* each of them was a range of a segment */
+        segments->surplus_bytes = segments->surplus_low_bytes = 0;
+        atomic_store(&segments->waiting_bytes, 0);
+        atomic_store(&segments->ahead_epoch, 0);
+        segments->stuck_epoch = 0;
+        segments->graph_used_bytes = segments->graph_peak_bytes = 0;
+        gr_unlock(&segments->lock);
         for (int kind = 0; kind < GR_EXPANDABLE_KINDS; kind++)
                 if (expandable[kind])
                         gr_expandable_close(context, expandable[kind]);
 }
 
-/* Below, the split's lock is held unless a comment says otherwise; it is never held across a call of the driver. */
+/* Below, the segments' lock is held unless a comment says otherwise; it is never held across a call of the driver. */
 
 static size_t range_bytes(size_t bytes)
 {
-        return gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
+        return gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES);
 }
 
 /* Whether freed ranges may go into fastbins. Any lock may be held. */
@@ -168,23 +169,23 @@ static uint64_t most_segment_bytes(size_t bytes)
 }
 
 /* A free range for the request, from *ret_at on, freed by the end of last_epoch; NULL: there is none. */
-GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes, enum gr_split_from from,
+GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes, enum gr_segments_from from,
                                         uint64_t last_epoch, uint64_t *ret_at)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         bool small = gr_is_small(bytes);
-        const struct gr_free_lists *lists = &split->free[gr_expandable_kind(small)];
-        uint64_t most = from >= GR_SPLIT_FROM_USED ? UINT64_MAX : most_segment_bytes(bytes);
+        const struct gr_free_lists *lists = &segments->free[gr_expandable_kind(small)];
+        uint64_t most = from >= GR_SEGMENTS_FROM_USED ? UINT64_MAX : most_segment_bytes(bytes);
         struct gr_range *range;
 
-        gr_assert_locked(&split->lock);
+        gr_assert_locked(&segments->lock);
         *ret_at = 0; /* the beginning of the range */
         range = gr_fit_find(lists, bytes, last_epoch, most, ret_at);
-        if (!range && !small && from != GR_SPLIT_FROM_USED) {
-                range = gr_range_best(&split->free[GR_FREE_WHOLE], bytes, last_epoch, UINT64_MAX);
+        if (!range && !small && from != GR_SEGMENTS_FROM_USED) {
+                range = gr_range_best(&segments->free[GR_FREE_WHOLE], bytes, last_epoch, UINT64_MAX);
                 if (range &&
-                    (range->segment->bytes > most ||
-                     (from == GR_SPLIT_FROM_CLOSE && range->segment->bytes > gr_slack_worth_opening(context, bytes))))
+                    (range->segment->bytes > most || (from == GR_SEGMENTS_FROM_CLOSE &&
+                                                      range->segment->bytes > gr_slack_worth_opening(context, bytes))))
                         range = NULL;
         }
         return range;
@@ -200,15 +201,15 @@ static bool is_slight(struct gr_context *context, size_t bytes)
 GR_HOT_CODE static struct gr_block *take_from(struct gr_context *context, struct gr_range *range, uint64_t at,
                                               size_t bytes)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct gr_block *block;
 
-        gr_range_leave(split, range);
+        gr_range_leave(segments, range);
         if (at > range->block.ptr) {
                 struct gr_range *rest = gr_range_cut(range, at - range->block.ptr);
 
                 if (rest) {
-                        gr_range_enter(split, range);
+                        gr_range_enter(segments, range);
                         range = rest;
                 }
         }
@@ -219,35 +220,35 @@ GR_HOT_CODE static struct gr_block *take_from(struct gr_context *context, struct
 }
 
 /* Lock not held. */
-struct gr_block *gr_split_take_usable(struct gr_context *context, size_t bytes)
+struct gr_block *gr_segments_take_usable(struct gr_context *context, size_t bytes)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct gr_block *block = NULL;
         struct gr_range *range;
         uint64_t at;
 
         if (!gr_is_small(bytes) && !is_slight(context, bytes))
                 return NULL;
-        gr_lock(&split->lock);
+        gr_lock(&segments->lock);
         gr_segments_free_usable(context);
-        range = fit(context, range_bytes(bytes), GR_SPLIT_FROM_CLOSE, gr_fence_usable_epoch(context->fence), &at);
+        range = fit(context, range_bytes(bytes), GR_SEGMENTS_FROM_CLOSE, gr_fence_usable_epoch(context->fence), &at);
         if (range)
                 block = take_from(context, range, at, range_bytes(bytes));
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return block;
 }
 
 /* Lock not held. */
-GR_HOT_CODE struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, enum gr_split_from from)
+GR_HOT_CODE struct gr_block *gr_segments_take(struct gr_context *context, size_t bytes, enum gr_segments_from from)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct gr_fence *fence = context->fence;
         struct gr_block *block = NULL;
         struct gr_range *range = NULL;
         uint64_t at = 0;
 
         bytes = range_bytes(bytes);
-        gr_lock(&split->lock);
+        gr_lock(&segments->lock);
         gr_segments_free_usable(context);
         if (is_slight(context, bytes))
                 range = fit(context, bytes, from, gr_fence_usable_epoch(fence), &at);
@@ -256,41 +257,42 @@ GR_HOT_CODE struct gr_block *gr_split_take(struct gr_context *context, size_t by
         if (!range && gr_segments_merge_fastbins(context))
                 range = fit(context, bytes, from, UINT64_MAX, &at);
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
-                uint64_t epoch = range->block.freed_epoch, changes = split->changes;
+                uint64_t epoch = range->block.freed_epoch, changes = segments->changes;
 
                 if (gr_fence_barrier_is_cheap(context->fence)) {
-                        gr_unlock(&split->lock);
+                        gr_unlock(&segments->lock);
                         gr_fence_barrier_for(context->fence, epoch);
-                        gr_lock(&split->lock);
+                        gr_lock(&segments->lock);
                 }
-                if (split->changes != changes || !gr_fence_usable(fence, epoch)) /* else the range found first serves */
+                if (segments->changes != changes ||
+                    !gr_fence_usable(fence, epoch)) /* else the range found first serves */
                         range = fit(context, bytes, from, gr_fence_usable_epoch(fence), &at);
         }
         if (range)
                 block = take_from(context, range, at, bytes);
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return block;
 }
 
 /* Lock not held. */
-bool gr_split_has_waiting(struct gr_context *context)
+bool gr_segments_have_waiting(struct gr_context *context)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
 
-        return atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) > 0 ||
-               !gr_fence_usable(context->fence, atomic_load_explicit(&split->ahead_epoch, memory_order_relaxed));
+        return atomic_load_explicit(&segments->waiting_bytes, memory_order_relaxed) > 0 ||
+               !gr_fence_usable(context->fence, atomic_load_explicit(&segments->ahead_epoch, memory_order_relaxed));
 }
 
 /* Lock not held. */
-bool gr_split_would_help(struct gr_context *context, size_t bytes)
+bool gr_segments_would_help(struct gr_context *context, size_t bytes)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         bool small = gr_is_small(bytes), helps = false;
         unsigned looked_at = 0;
         struct gr_block *block;
 
-        gr_lock(&split->lock);
-        DL_FOREACH (split->queue, block) {
+        gr_lock(&segments->lock);
+        DL_FOREACH (segments->queue, block) {
                 struct gr_segment *segment = gr_range_of(block)->segment;
 
                 helps = segment->small == small && block->capacity_bytes >= bytes &&
@@ -300,7 +302,7 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes)
                 if (helps || ++looked_at == QUEUE_LOOK)
                         break;
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return helps;
 }
 
@@ -312,31 +314,31 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes)
  */
 static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         uint64_t least = gr_max(atomic_load(&context->device->peak_live_bytes) / BARRIER_SHARE, GR_FENCE_CLOSE_BYTES);
 
-        if (atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) < least ||
+        if (atomic_load_explicit(&segments->waiting_bytes, memory_order_relaxed) < least ||
             !gr_slack_is_exceeded(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES)) ||
             !gr_fence_barrier_is_safe(context->fence) || gr_fence_barrier(context->fence))
                 return NULL;
-        return gr_split_take(context, bytes, GR_SPLIT_FROM_CLOSE);
+        return gr_segments_take(context, bytes, GR_SEGMENTS_FROM_CLOSE);
 }
 
 /* Lock not held. */
-static bool has_expandable(struct gr_split *split)
+static bool has_expandable(struct gr_segments *segments)
 {
         bool has;
 
-        gr_lock(&split->lock);
-        has = split->expandable[GR_EXPANDABLE_LARGE] || split->expandable[GR_EXPANDABLE_SMALL];
-        gr_unlock(&split->lock);
+        gr_lock(&segments->lock);
+        has = segments->expandable[GR_EXPANDABLE_LARGE] || segments->expandable[GR_EXPANDABLE_SMALL];
+        gr_unlock(&segments->lock);
         return has;
 }
 
 /* Lock not held. */
-int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
+int gr_segments_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         uint64_t segment_bytes = gr_round_up(bytes, GR_PAGE_BYTES), begin_ns;
         struct gr_segment *segment;
         struct gr_block *block = take_behind_barrier(context, bytes);
@@ -346,13 +348,13 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         if (block)
                 goto found;
         rc = gr_expandable_grow(context, gr_expandable_kind(gr_is_small(bytes)), range_bytes(bytes), ret_block);
-        if (rc == -ENOSPC && context->core->config.pool == GR_POOL_AUTO && atomic_load(&split->expandable_refused)) {
-                if (!has_expandable(split))
-                        atomic_store(&context->split_active, false);
+        if (rc == -ENOSPC && context->core->config.pool == GR_POOL_AUTO && atomic_load(&segments->expandable_refused)) {
+                if (!has_expandable(segments))
+                        atomic_store(&context->segments_active, false);
                 return -ENOTSUP;
         }
         if (rc == -ENOMEM) {
-                block = gr_split_take(context, bytes, GR_SPLIT_FROM_CLOSE);
+                block = gr_segments_take(context, bytes, GR_SEGMENTS_FROM_CLOSE);
                 if (block)
                         goto found;
         }
@@ -362,7 +364,7 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         room = gr_slack_make_room(context, bytes, segment_bytes);
         /* No room as free memory is not idle yet: a bad fit is better than more memory, unless there is excess. */
         if (!room && gr_budget_excess(context->device) == 0) {
-                block = gr_split_take(context, bytes, GR_SPLIT_FROM_ALL);
+                block = gr_segments_take(context, bytes, GR_SEGMENTS_FROM_ALL);
                 if (block)
                         goto found;
         }
@@ -373,16 +375,16 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         if (rc)
                 return rc;
         segment->small = gr_is_small(bytes);
-        gr_lock(&split->lock);
-        if (!gr_segments_add(split, segment)) {
-                gr_unlock(&split->lock);
+        gr_lock(&segments->lock);
+        if (!gr_segments_add(segments, segment)) {
+                gr_unlock(&segments->lock);
                 gr_budget_uncache(context->device, segment->bytes);
                 gr_segments_return(context, &segment, 1);
                 return -ENOMEM;
         }
-        gr_split_surplus(split, (int64_t)segment->bytes);
+        gr_segments_surplus(segments, (int64_t)segment->bytes);
         block = gr_segments_carve(context, segment->first, range_bytes(bytes));
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         rc = block ? 0 : -ENOMEM;
         if (block)
                 *ret_block = block;
@@ -399,14 +401,14 @@ found:
 /* Counts bytes as freed into the open epoch. True: that is so much that the epoch should be closed. */
 static bool count_freed(struct gr_context *context, uint64_t bytes)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
 
-        gr_assert_locked(&split->lock);
-        split->open_bytes += bytes;
-        if (split->open_bytes < split->close_bytes)
+        gr_assert_locked(&segments->lock);
+        segments->open_bytes += bytes;
+        if (segments->open_bytes < segments->close_bytes)
                 return false;
-        split->open_bytes = 0;
-        split->close_bytes = gr_fence_close_bytes(context->fence);
+        segments->open_bytes = 0;
+        segments->close_bytes = gr_fence_close_bytes(context->fence);
         return true;
 }
 
@@ -414,19 +416,19 @@ static bool count_freed(struct gr_context *context, uint64_t bytes)
  * Gives a freed range, which no longer counts as used, its next state: STUCK if it must not be reused; free at once if
  * it is idle, or with `ahead`, ahead of its fence; else it waits in the queue. A free one may have merged into another.
  */
-static void set_aside(struct gr_split *split, struct gr_range *range, bool ahead)
+static void set_aside(struct gr_segments *segments, struct gr_range *range, bool ahead)
 {
         struct gr_block *block = &range->block;
 
-        gr_assert_locked(&split->lock);
-        if (block->freed_epoch == GR_SPLIT_NEVER) {
+        gr_assert_locked(&segments->lock);
+        if (block->freed_epoch == GR_SEGMENTS_NEVER) {
                 gr_range_become(range, GR_RANGE_STUCK);
                 range->segment->stuck = true;
-        } else if (ahead || block->freed_epoch == GR_SPLIT_IDLE) {
-                atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), block->freed_epoch));
-                gr_range_free(split, range);
+        } else if (ahead || block->freed_epoch == GR_SEGMENTS_IDLE) {
+                atomic_store(&segments->ahead_epoch, gr_max(atomic_load(&segments->ahead_epoch), block->freed_epoch));
+                gr_range_free(segments, range);
         } else {
-                gr_segments_wait(split, range);
+                gr_segments_wait(segments, range);
         }
 }
 
@@ -450,9 +452,9 @@ static int free_segment(struct gr_context *context, struct gr_segment *segment)
 static bool begin_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last,
                           bool waits)
 {
-        gr_assert_locked(&context->split->lock);
+        gr_assert_locked(&context->segments->lock);
         if (waits)
-                context->split->busy++;
+                context->segments->busy++;
         else
                 gr_expandable_leave(context, segment, ptr, last);
         return waits;
@@ -465,10 +467,10 @@ static void end_fastbins(struct gr_context *context)
 
         if (ends)
                 gr_arenas_quiesce(context); /* blocks handed out before must not go into fastbins any more */
-        gr_lock(&context->split->lock);
+        gr_lock(&context->segments->lock);
         atomic_store(&context->fastbins_closed, true);
         gr_segments_merge_fastbins(context);
-        gr_unlock(&context->split->lock);
+        gr_unlock(&context->segments->lock);
         if (ends)
                 gr_arenas_resume(context);
 }
@@ -476,7 +478,7 @@ static void end_fastbins(struct gr_context *context)
 /* Whether a freed block goes into a fastbin of arena. Where they are full, they are emptied. */
 static bool goes_into_fastbin(struct gr_arena *arena, struct gr_block *block)
 {
-        gr_assert_locked(&arena->context->split->lock);
+        gr_assert_locked(&arena->context->segments->lock);
         if (block->flags & GR_BLOCK_GRAPH || gr_block_state(block) == GR_BLOCK_GONE || !fits_fastbin(block->context))
                 return false;
         if (gr_arena_fastbins_have_room(arena, block->capacity_bytes))
@@ -496,47 +498,47 @@ static struct gr_segment *free_range(struct gr_context *context, struct gr_range
         uint64_t ptr = range->block.ptr, last = gr_range_end(range) - 1;
 
         gr_segments_use(context, range, -1);
-        set_aside(context->split, range, gr_segments_serve_ahead(context, segment));
+        set_aside(context->segments, range, gr_segments_serve_ahead(context, segment));
         if (segment->pages) {
                 *ret_at_once = gr_expandable_ends_stuck(segment, ptr, last) &&
-                               begin_unstick(context, segment, ptr, last, flags & GR_SPLIT_PUT_WAITS);
+                               begin_unstick(context, segment, ptr, last, flags & GR_SEGMENTS_PUT_WAITS);
                 return NULL;
         }
-        if (segment->used_count > 0 || !(flags & GR_SPLIT_PUT_BY_DRIVER || segment->stuck))
+        if (segment->used_count > 0 || !(flags & GR_SEGMENTS_PUT_BY_DRIVER || segment->stuck))
                 return NULL;
-        gr_segments_remove(context, gr_segments_above(context->split, segment->ptr) - 1);
+        gr_segments_remove(context, gr_segments_above(context->segments, segment->ptr) - 1);
         return segment;
 }
 
 /* Lock not held. */
-GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, unsigned flags, bool *ret_should_close)
+GR_HOT_CODE int gr_segments_put(struct gr_block *block, uint64_t epoch, unsigned flags, bool *ret_should_close)
 {
         struct gr_range *range = gr_range_of(block);
         struct gr_context *context = block->context;
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct gr_arena *arena = gr_arena_own(context);
         struct gr_segment *segment, *gone = NULL;
         uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
         bool fastbin, at_once = false;
 
         assert(block->flags & GR_BLOCK_RANGE && !gr_block_has_home(block));
-        if (epoch == GR_SPLIT_NEVER)
+        if (epoch == GR_SEGMENTS_NEVER)
                 end_fastbins(context);
-        gr_lock(&split->lock);
-        fastbin = !(flags & GR_SPLIT_PUT_BY_DRIVER) && goes_into_fastbin(arena, block);
+        gr_lock(&segments->lock);
+        fastbin = !(flags & GR_SEGMENTS_PUT_BY_DRIVER) && goes_into_fastbin(arena, block);
         if (!fastbin && gr_ledger_make_gone(context->core->ledger, block) == GR_BLOCK_GONE) {
-                gr_unlock(&split->lock);
+                gr_unlock(&segments->lock);
                 gr_block_delete(range);
                 return 0;
         }
         segment = range->segment;
         assert(range->state == GR_RANGE_USED);
-        split->frees++;
+        segments->frees++;
         if (segment->graph)
-                split->graph_used_bytes -= block->capacity_bytes;
-        if (segment->pages && epoch == GR_SPLIT_NEVER) {
+                segments->graph_used_bytes -= block->capacity_bytes;
+        if (segment->pages && epoch == GR_SEGMENTS_NEVER) {
                 gr_expandable_discard(context, range);
-                at_once = begin_unstick(context, segment, ptr, last, flags & GR_SPLIT_PUT_WAITS);
+                at_once = begin_unstick(context, segment, ptr, last, flags & GR_SEGMENTS_PUT_WAITS);
         } else {
                 block->freed_epoch = epoch;
                 *ret_should_close = count_freed(context, block->capacity_bytes);
@@ -545,7 +547,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, unsigned fl
                 else
                         gone = free_range(context, range, flags, &at_once);
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         if (at_once)
                 gr_expandable_unstick(context, segment, ptr, last);
         return gone ? free_segment(context, gone) : 0;
@@ -553,32 +555,32 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, unsigned fl
 
 struct find {
         uint64_t ptr;
-        struct gr_split_place place;
+        struct gr_segments_place place;
         bool found;
 };
 
 /* Lock not held. */
 static bool find_in(struct gr_context *context, void *arg)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
         struct find *find = arg;
         size_t at;
 
-        gr_lock(&split->lock);
-        at = gr_segments_above(split, find->ptr);
-        if (at > 0 && find->ptr - split->segments[at - 1]->ptr < split->segments[at - 1]->bytes) {
-                struct gr_range *range = gr_range_at(split->segments[at - 1], find->ptr);
+        gr_lock(&segments->lock);
+        at = gr_segments_above(segments, find->ptr);
+        if (at > 0 && find->ptr - segments->by_address[at - 1]->ptr < segments->by_address[at - 1]->bytes) {
+                struct gr_range *range = gr_range_at(segments->by_address[at - 1], find->ptr);
 
                 find->place.base_ptr = range->block.ptr;
                 find->place.live = range->state == GR_RANGE_USED && gr_block_is_live(&range->block);
                 find->found = true;
         }
-        gr_unlock(&split->lock);
+        gr_unlock(&segments->lock);
         return !find->found;
 }
 
 /* Lock not held. */
-int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret_place)
+int gr_segments_find(struct gr_core *core, uint64_t ptr, struct gr_segments_place *ret_place)
 {
         struct find find = {.ptr = ptr};
 
@@ -592,13 +594,13 @@ int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret
 }
 
 /* Lock not held. */
-void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts)
+void gr_segments_count(struct gr_context *context, struct gr_cache_counts *counts)
 {
-        struct gr_split *split = context->split;
+        struct gr_segments *segments = context->segments;
 
-        gr_lock(&split->lock);
-        counts->hits += split->hits;
-        counts->frees += split->frees;
-        counts->blocks += split->free_count;
-        gr_unlock(&split->lock);
+        gr_lock(&segments->lock);
+        counts->hits += segments->hits;
+        counts->frees += segments->frees;
+        counts->blocks += segments->free_count;
+        gr_unlock(&segments->lock);
 }
