@@ -8,7 +8,7 @@
  * Without --pinned-limit the host's memory is left alone. --card says that the limit is the card itself: the library
  * has none, and the driver has to do the refusing. One line per check; exit status 1 when one failed.
  */
-#include "memory_kinds.h"
+#include "limit_kinds_memory.h"
 
 #include <pthread.h>
 #include <stdio.h>

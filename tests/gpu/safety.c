@@ -1,8 +1,8 @@
 /*
  * The safety proof: memory that was freed and handed out again is never touched by work that was submitted before the
- * free, whichever way the program touches it. Each row of access.c is tried as the later access (a slow kernel writes
- * late into the freed block, then the row writes) and, where it can be unfinished at the free, as the earlier one.
- * Readers are tried the other way round: a slow reader of a freed block must still see what was there.
+ * free, whichever way the program touches it. Each row of safety_access.c is tried as the later access (a slow kernel
+ * writes late into the freed block, then the row writes) and, where it can be unfinished at the free, as the earlier
+ * one. Readers are tried the other way round: a slow reader of a freed block must still see what was there.
  *
  *   safety [--sizes=4KiB,1MiB] [--spin-us=N] [--only=TEXT] [--expect-reuse]
  *   safety --seconds=N [--seed=S] [--threads=T] [--streams=K] [--may-refuse]   random traffic instead
@@ -11,8 +11,8 @@
  * little. --expect-reuse fails when fewer than nine in ten blocks came back at the freed address, for then the run has
  * not tried what it is for. Exit status 1 when a word was wrong.
  */
-#include "access.h"
-#include "soak.h"
+#include "safety_access.h"
+#include "safety_soak.h"
 
 #include <getopt.h>
 #include <stdio.h>

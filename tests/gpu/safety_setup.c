@@ -1,4 +1,4 @@
-#include "access.h"
+#include "safety_access.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /*
  * The public functions and what goes on by itself, in a whole program under the library: `api MODE`. `api_modes` in
- * meson.build has the settings of each mode. Here are those of hooks; answers.c and by_itself.c have the others. Exit
- * status 1 when a check failed.
+ * meson.build has the settings of each mode. Here are those of hooks; api_questions.c and api_by_itself.c have the
+ * others. Exit status 1 when a check failed.
  */
 #include "api.h"
 

@@ -22,13 +22,13 @@ extern gpureclaim_reclaim_function *reclaim;
 extern unsigned long (*call_count)(const char *symbol);
 void find_call_count(void);
 
-/* Modes: answers.c. */
+/* Modes: api_questions.c. */
 void test_questions(void);
 void test_widths(void);
 void test_flags(void);
 void test_range(void);
 void test_range_error(void);
-/* Modes: by_itself.c. */
+/* Modes: api_by_itself.c. */
 void test_decay(void);
 void test_no_decay(void);
 void test_graph_memory(void);

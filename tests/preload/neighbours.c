@@ -3,7 +3,7 @@
  * in it; it starts workers on a simulated card that they share, tells them what to do, kills and stops them, and looks
  * into the region. Deadlines are generous because test machines are busy; what must not be is a wait without end.
  */
-#include "neighbour_worker.h"
+#include "neighbours_worker.h"
 
 #include "check.h"
 

@@ -1,6 +1,6 @@
 /* Workers: processes under the library that share a simulated card. By one thread; what fails ends the program. */
-#ifndef GR_TEST_NEIGHBOUR_WORKER_H
-#define GR_TEST_NEIGHBOUR_WORKER_H
+#ifndef GR_TEST_NEIGHBOURS_WORKER_H
+#define GR_TEST_NEIGHBOURS_WORKER_H
 
 #include "region/region.h"
 

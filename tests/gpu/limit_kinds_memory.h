@@ -1,6 +1,6 @@
 /* Ways to get memory, and what the card and the library say of it. gt_open and a stream first. */
-#ifndef GR_TEST_MEMORY_KINDS_H
-#define GR_TEST_MEMORY_KINDS_H
+#ifndef GR_TEST_LIMIT_KINDS_MEMORY_H
+#define GR_TEST_LIMIT_KINDS_MEMORY_H
 
 #include "gputest.h"
 
@@ -55,7 +55,7 @@ bool look(struct figures *ret);
 bool own_figure(void);
 size_t available(void);
 
-/* accounted_sizes.c: what is accounted of a size and shape. odd_arrays fills the card. */
+/* limit_kinds_sizes.c: what is accounted of a size and shape. odd_arrays fills the card. */
 void odd_arrays(void);
 void even_arrays(void);
 void managed_sizes(void);

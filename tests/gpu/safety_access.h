@@ -2,8 +2,8 @@
  * Every way a program can touch device memory: the rows of the safety proof (safety.c). A row is an operation that
  * writes a pattern, and the stream it goes to.
  */
-#ifndef GR_TEST_ACCESS_H
-#define GR_TEST_ACCESS_H
+#ifndef GR_TEST_SAFETY_ACCESS_H
+#define GR_TEST_SAFETY_ACCESS_H
 
 #include "gputest.h"
 

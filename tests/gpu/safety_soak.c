@@ -1,4 +1,4 @@
-#include "soak.h"
+#include "safety_soak.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -2,7 +2,7 @@
 # Drivers that lack something or fail: the program gets what it would get natively, or the driver's own error, and never
 # corrupted memory.
 #
-#   faults_test.sh PART PROCESS SAFETY OLD_DRIVER.PY PINNED FIRST TRANSPARENCY
+#   driver_faults_test.sh PART PROCESS SAFETY OLD_DRIVER.PY PINNED FIRST TRANSPARENCY
 #
 # PART is one of the functions below, the others are the programs of those names and what makes an older driver;
 # GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device.

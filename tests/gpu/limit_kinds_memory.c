@@ -1,5 +1,5 @@
 /* Ways to get memory, each with its own to give it back, and the pools that some of them use. */
-#include "memory_kinds.h"
+#include "limit_kinds_memory.h"
 
 #include <stdlib.h>
 

@@ -2,8 +2,8 @@
  * Two processes on one card that do not both fit, under GPURECLAIM_WAIT: the second waits for the first and finishes;
  * where both wait for each other, both get a clean CUDA_ERROR_OUT_OF_MEMORY in bounded time.
  *
- *   GPURECLAIM_WAIT=20s two_wait turns [--hold-ms=2000] [--stay]   --stay: the first goes on, with a full cache
- *   GPURECLAIM_WAIT=2s  two_wait both [--most-ms=10000]
+ *   GPURECLAIM_WAIT=20s process_waits turns [--hold-ms=2000] [--stay]   --stay: the first goes on, with a full cache
+ *   GPURECLAIM_WAIT=2s  process_waits both [--most-ms=10000]
  *
  * Natively the second fails at once; --native says that this is expected. Lines "# name value": waited_ms, held_ms.
  * The process that the test starts has no CUDA in it.
@@ -106,7 +106,7 @@ int main(int argc, char **argv)
                           GT_OPTION("hold-ms", hold_ms), GT_OPTION("most-ms", most_ms), GT_OPTION("stay", stay),
                           GT_OPTION("native", native));
         if (mode == argc || (strcmp(argv[mode], "turns") && strcmp(argv[mode], "both")))
-                gt_die("two_wait turns or two_wait both?");
+                gt_die("process_waits turns or process_waits both?");
         both = !strcmp(argv[mode], "both");
         if (pipe(to_parent))
                 gt_die("no pipe");

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Random traffic for $GR_TEST_SECONDS (5) from the seed $GR_TEST_SEED (a new one each time, printed).
 #
-#   stress.sh RUN-TEST SAFETY [NAME=VALUE...]
+#   stress_test.sh RUN-TEST SAFETY [NAME=VALUE...]
 set -u
 
 run_test=$1 safety=$2

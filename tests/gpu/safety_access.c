@@ -1,4 +1,4 @@
-#include "access.h"
+#include "safety_access.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The aarch64 half of shim/lookup/dlsym.S in an emulator; skipped (77) without a cross compiler or the emulator.
 #
-#   aarch64_test.sh TOP FOLDER        the source tree, and where to put the program
+#   dlsym_aarch64_test.sh TOP FOLDER        the source tree, and where to put the program
 set -eu
 
 for tool in aarch64-linux-gnu-gcc qemu-aarch64; do
@@ -15,7 +15,8 @@ for protection in none standard; do
         aarch64-linux-gnu-readelf -n "$2/dlsym-aarch64.o" | grep -q BTI ||
                 { echo "FAILED: dlsym.S is not marked"; exit 1; }
         aarch64-linux-gnu-gcc -std=gnu11 -O2 -Wall -Wextra -Werror -D_GNU_SOURCE -static \
-                -mbranch-protection=$protection -o "$2/dlsym_tailcall-aarch64" -I "$1/tests/support" \
-                "$1/tests/preload/dlsym_tailcall.c" "$1/shim/lookup/dlsym.S"
-        qemu-aarch64 "$2/dlsym_tailcall-aarch64"
+                -mbranch-protection=$protection \
+                -o "$2/dlsym_test-aarch64" -I "$1/tests/support" "$1/tests/preload/dlsym_test.c" \
+                "$1/shim/lookup/dlsym.S"
+        qemu-aarch64 "$2/dlsym_test-aarch64"
 done

@@ -1,5 +1,5 @@
 /* What the library accounts of a size or shape, held against what the card gives: arrays and managed memory. */
-#include "memory_kinds.h"
+#include "limit_kinds_memory.h"
 
 #include "gpureclaim.h"
 

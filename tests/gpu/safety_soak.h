@@ -1,6 +1,6 @@
 /* Random traffic from many threads, each block checked by the device itself before it is freed. */
-#ifndef GR_TEST_SOAK_H
-#define GR_TEST_SOAK_H
+#ifndef GR_TEST_SAFETY_SOAK_H
+#define GR_TEST_SAFETY_SOAK_H
 
 #include "gputest.h"
 

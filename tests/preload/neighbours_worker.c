@@ -2,7 +2,7 @@
  * Workers of neighbours.c: processes that use CUDA as they are told, or at random; and what the one that started them
  * sees of them from outside, in the region and on the card.
  */
-#include "neighbour_worker.h"
+#include "neighbours_worker.h"
 
 #include "check.h"
 

@@ -1,7 +1,7 @@
 /*
  * shim/lookup/dlsym.S by itself, with stand-ins for what it calls: which names are asked about, which answers count,
  * and that a look-up which is none of ours reaches the C library's dlsym exactly as its caller made it. Runs natively,
- * and built for aarch64 in an emulator (aarch64_test.sh).
+ * and built for aarch64 in an emulator (dlsym_aarch64_test.sh).
  */
 #include <dlfcn.h>
 #include <stdbool.h>
