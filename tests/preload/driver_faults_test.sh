@@ -4,24 +4,55 @@
 #
 #   driver_faults_test.sh PART PROCESS SAFETY OLD_DRIVER.PY PINNED FIRST TRANSPARENCY
 #
-# PART is one of the functions below, the others are the programs of those names and what makes an older driver;
-# GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device.
+# PART is one of those in the table at the end, the others are the programs of those names and what makes an older
+# driver; GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device.
 set -u
 . "$(dirname "$0")/../support/fail.sh"
 
-part=$1 process=$2 safety=$3 old_driver=$4 pinned=$5 first=$6 transparency=$7
+wanted=$1 process=$2 safety=$3 old_driver=$4 pinned=$5 first=$6 transparency=$7
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
 shown=("$folder/out" "$folder/err")
-small=("--sizes=4KiB,3MiB" --spin-us=5000)
+rows=0
 
-# under STATUS TITLE [NAME=VALUE...] PROGRAM...: under the library; output in $folder/out and err, statistics in stats
+# command_of PROGRAM [ARGUMENT...]: in the array command what a row of the table runs.
+command_of() {
+        local arguments=("${@:2}")
+        case $1 in
+        process) command=(env "GRSIM_TRACE=$folder/trace" "$process" plain) ;;
+        safety) command=("$safety" --sizes=4KiB,3MiB --spin-us=5000) ;;
+        soak) command=("$safety" --seconds=2 --threads=4 --streams=4) ;;
+        *) command=("${!1}") ;;
+        esac
+        command+=("${arguments[@]}")
+}
+
+# driver_of DRIVER: in the array driver the settings for a driver of the table.
+driver_of() {
+        local lacks=${1#-} old
+        case $1 in
+        whole) driver=() ;;
+        -*)
+                old=$folder/old-${lacks//,/-}
+                driver=("LD_LIBRARY_PATH=$old" "GRSIM_MISSING=$lacks")
+                [ -e "$old/libcuda.so.1" ] && return
+                mkdir -p "$old"
+                # shellcheck disable=SC2086
+                python3 "$old_driver" "$GR_TEST_SIM/libcuda.so.1" "$old/libcuda.so.1" ${lacks//,/ } ||
+                        fail "$title: no older driver"
+                ;;
+        GRSIM_*) driver=("$1") ;;
+        *) driver=("GRSIM_FAULT=$1") ;;
+        esac
+}
+
+# under STATUS NAME=VALUE...: runs the command; output in $folder/out and err, statistics in stats, calls in trace
 under() {
-        local want=$1 title=$2 status
-        shift 2
-        rm -f "$folder/stats"
-        timeout 60 env LD_LIBRARY_PATH="$GR_TEST_SIM" "LD_PRELOAD=$GR_TEST_SHIM" \
-                "GPURECLAIM_STATS_FILE=$folder/stats" "$@" >"$folder/out" 2>"$folder/err"
+        local want=$1 status
+        shift
+        rm -f "$folder/stats" "$folder/trace"
+        timeout 60 env "LD_LIBRARY_PATH=$GR_TEST_SIM" "LD_PRELOAD=$GR_TEST_SHIM" \
+                "GPURECLAIM_STATS_FILE=$folder/stats" "$@" "${command[@]}" >"$folder/out" 2>"$folder/err"
         status=$?
         [ $status -eq "$want" ] || fail "$title: exit status $status, expected $want"
         printf '%s: exit status %d%s\n' "$title" $status \
@@ -37,175 +68,146 @@ for part in sys.argv[2].split("."):
 print(stats)' "$folder/stats" "$1"
 }
 
-# old NAME...: a folder with a driver that lacks the names
-old() {
-        mkdir -p "$folder/old-$1"
-        [ -e "$folder/old-$1/libcuda.so.1" ] ||
-                python3 "$old_driver" "$GR_TEST_SIM/libcuda.so.1" "$folder/old-$1/libcuda.so.1" "$@" ||
-                        fail "no older driver without $*"
-        echo "LD_LIBRARY_PATH=$folder/old-$1"
+# one_line TEXT: that is all that was said.
+one_line() {
+        [ "$(wc -l <"$folder/err")" -eq 1 ] && grep -q "$1" "$folder/err" || fail "$title: expected one line: $1"
 }
 
-quiet() {
-        [ ! -s "$folder/err" ] || fail "$1: said something"
+# What a row of the table says of its run.
+is_quiet() { [ ! -s "$folder/err" ] || fail "$title: said something"; }
+warns_of_fences() { one_line "warn: the driver's fences fail (CUDA error"; }
+warns_of_uuid() { one_line "the driver does not tell the device's UUID"; }
+warns_of_lack() { one_line "the driver lacks ${name#-}"; }
+has_waited() { [ "$(stat syncs)" -gt 0 ] || fail "$title: nobody waited for the device"; }
+has_tried() { ! grep -q ' 0 rows\|^0 rows' "$folder/out" || fail "$title: nothing was tried"; }
+has_climbed() { [ "$(stat ladder.ready.tries)" -gt 0 ] || fail "$title: the ladder was not used"; }
+hides_failures() { [ "$(stat failures)" -eq 0 ] || fail "$title: the program was told"; }
+has_no_stats() { [ ! -e "$folder/stats" ] || fail "$title: statistics of nothing"; }
+has_group_limit() { [ "$(stat devices.0.group_limit_bytes)" = 1073741824 ] || fail "$title: not the group's limit"; }
+# What the driver does not tell is not told.
+knows_no_free() { [ "$(stat devices.0.device_free_bytes)" = None ] || fail "$title: the free memory is told"; }
+maps_memory() { has_called cuMemMap && ! has_called cuMemAlloc_v2 || fail "$title: no mapped memory"; }
+maps_none() { has_called cuMemAlloc_v2 && ! has_called 'cuMem\(Create\|AddressReserve\)' || fail "$title: mapped memory"; }
+frees_by_driver() { [ "$(grep -c '^cuMemFree_v2$' "$folder/trace")" -eq 40 ] || fail "$title: frees by another way"; }
+is_refused_with_2() { is_refused_with cuMemAlloc 2; }
+is_refused_with_700() { is_refused_with cuMemAlloc 700; }
+has_no_device() { one_line '^[^[:space:]]*/process\.c:[0-9]*: cuInit(.*) returned 100$'; }
+comes_back() { ! grep ': status ' "$folder/out" || fail "$title: a call that does not come back"; }
+
+has_called() {
+        grep -q "^$1\$" "$folder/trace"
 }
 
-# warned TITLE: nothing but that fences fail, once, which the program does not see by itself.
-warned() {
-        [ "$(wc -l <"$folder/err")" -eq 1 ] && grep -q "warn: the driver's fences fail (CUDA error" "$folder/err" ||
-                fail "$1: expected one warning"
+# is_refused_with FUNCTION CODE: the driver's code ends the program.
+is_refused_with() {
+        grep -q ": $1(.*) returned $2\$" "$folder/err" || fail "$title: not the driver's code"
 }
 
-fences() {
-        # Drivers before CUDA 12.5 have no fences for a whole context; memory must be safe all the same, and still be
-        # reused.
-        fences=$(old cuCtxRecordEvent cuCtxWaitEvent)
-        missing=GRSIM_MISSING=cuCtxRecordEvent,cuCtxWaitEvent
-        under 0 "no fences in the driver" "$fences" $missing GPURECLAIM_REUSE=barrier \
-                "$safety" "${small[@]}" --expect-reuse
-        quiet "no fences in the driver"
-        [ "$(stat syncs)" -gt 0 ] || fail "no fences in the driver: and nobody waited for the device"
-        for reuse in auto poll sync; do
-                under 0 "no fences in the driver, $reuse" "$fences" $missing GPURECLAIM_REUSE=$reuse \
-                        "$safety" "${small[@]}"
+# A program may find the library's function where the driver has none.
+is_not_found() {
+        local lacks=${name#-} symbol
+        for symbol in ${lacks//,/ }; do
+                [ "$(grep -c "$symbol(.*): 500$" "$folder/out")" -ge 2 ] || fail "$title: $symbol: it is not NOT_FOUND"
         done
-        under 0 "no fences in the driver, pinned" "$fences" $missing "$pinned" --expect-reuse
-        under 0 "no fences in the driver, soak" "$fences" $missing "$safety" --seconds=2 --threads=4 --streams=4
+}
 
-        # Fences that are there but fail, once, always, or from some call on.
-        for symbol in cuCtxRecordEvent cuCtxWaitEvent; do
-                for fault in '1=999' '*=700' '*=2' '*=900' '5+=1'; do
-                        under 0 "$symbol:$fault" "GRSIM_FAULT=$symbol:$fault" GPURECLAIM_REUSE=barrier \
-                                "$safety" "${small[@]}" --only=HtoD
-                        grep -q ' 0 rows\|^0 rows' "$folder/out" && fail "$symbol:$fault: nothing was tried"
-                        if [ $fault = 5+=1 ]; then warned "$symbol:$fault"; else quiet "$symbol:$fault"; fi
+equals_native() {
+        env "${driver[@]}" "${command[@]}" >"$folder/native"
+        diff "$folder/native" "$folder/out" || fail "$title: another answer"
+}
+
+# PART | DRIVER... | SETTINGS... | PROGRAM [ARGUMENT...] | EXIT STATUS | CHECK...
+#
+# The program runs with each driver and each setting, and then each check. A driver is "whole", lacks functions
+# whichever way they are looked up (-NAME,NAME), fails (FUNCTION:CALL=CODE, as in GRSIM_FAULT) or has a setting of the
+# simulated device (GRSIM_NAME=VALUE). Settings in one word are joined by ";", and "none" are none.
+table() {
+        cat <<'END'
+# Drivers before CUDA 12.5 have no fences for a whole context; memory must be safe all the same, and still be reused.
+fences | -cuCtxRecordEvent,cuCtxWaitEvent | GPURECLAIM_REUSE=barrier | safety --expect-reuse | 0 | is_quiet has_waited
+fences | -cuCtxRecordEvent,cuCtxWaitEvent | GPURECLAIM_REUSE=auto GPURECLAIM_REUSE=poll GPURECLAIM_REUSE=sync \
+       | safety | 0 |
+fences | -cuCtxRecordEvent,cuCtxWaitEvent | none | pinned --expect-reuse | 0 |
+fences | -cuCtxRecordEvent,cuCtxWaitEvent | none | soak | 0 |
+# Fences that are there but fail, once, always, or from some call on.
+fences | cuCtxRecordEvent:1=999 cuCtxRecordEvent:*=700 cuCtxRecordEvent:*=2 cuCtxRecordEvent:*=900 \
+         cuCtxWaitEvent:1=999 cuCtxWaitEvent:*=700 cuCtxWaitEvent:*=2 cuCtxWaitEvent:*=900 \
+       | GPURECLAIM_REUSE=barrier | safety --only=HtoD | 0 | has_tried is_quiet
+fences | cuCtxRecordEvent:5+=1 cuCtxWaitEvent:5+=1 | GPURECLAIM_REUSE=barrier | safety --only=HtoD \
+       | 0 | has_tried warns_of_fences
+# A fence that fails: pinned memory is no longer cached, and goes the driver's way.
+fences | cuCtxRecordEvent:1=999 cuCtxRecordEvent:*=700 cuEventQuery:5+=999 cuEventCreate:*=2 | none | pinned \
+       | 0 | is_quiet
+
+# What the library calls for itself, with the cache kept, given back by the helper thread, and given back by the ladder.
+calls | cuEventQuery:*=999 cuEventCreate:*=2 cuStreamCreate:*=2 cuMemFreeAsync:*=1 cuCtxSynchronize:*=700 \
+        cuPointerGetAttribute:*=1 cuDevicePrimaryCtxGetState:*=999 cuCtxGetDevice:*=201 \
+        cuThreadExchangeStreamCaptureMode:*=1 cuDeviceTotalMem_v2:*=999 \
+      | GPURECLAIM_RELEASE_THRESHOLD=none GPURECLAIM_RELEASE_THRESHOLD=0 GPURECLAIM_HARD_LIMIT=8MiB | process \
+      | 0 | is_quiet
+calls | cuMemGetInfo_v2:*=999 \
+      | GPURECLAIM_RELEASE_THRESHOLD=none GPURECLAIM_RELEASE_THRESHOLD=0 GPURECLAIM_HARD_LIMIT=8MiB | process \
+      | 0 | is_quiet knows_no_free
+
+missing | -cuMemFreeAsync,cuMemFreeAsync_ptsz | GPURECLAIM_RELEASE_THRESHOLD=0 | process | 0 | is_quiet
+# Nor does it need to be told of captures.
+missing | -cuThreadExchangeStreamCaptureMode \
+        | GPURECLAIM_RELEASE_THRESHOLD=none GPURECLAIM_RELEASE_THRESHOLD=0 GPURECLAIM_HARD_LIMIT=8MiB | process \
+        | 0 | is_quiet
+# Without one of the functions for pinned memory none takes the place of device memory.
+missing | -cuMemHostAlloc -cuMemHostGetDevicePointer_v2 -cuMemFreeHost \
+        | GPURECLAIM_HARD_LIMIT=4MiB;GPURECLAIM_SPILL=64MiB;GPURECLAIM_LOG=silent | process | 99 | is_refused_with_2
+# The device's UUID names a group's region: it is found by either function, and without both the process works alone.
+missing | -cuDeviceGetUuid_v2 | GPURECLAIM_GROUP_LIMIT=1GiB | process | 0 | is_quiet has_group_limit
+missing | -cuDeviceGetUuid,cuDeviceGetUuid_v2 | GPURECLAIM_GROUP_LIMIT=1GiB | process | 0 | warns_of_uuid
+# With all functions that map memory, all of it is mapped; without one of them, the driver allocates.
+missing | whole | GPURECLAIM_POOL=split | process | 0 | maps_memory
+missing | -cuMemCreate -cuMemRelease -cuMemMap -cuMemUnmap -cuMemSetAccess -cuMemAddressReserve -cuMemAddressFree \
+          -cuMemGetAllocationGranularity -cuMemExportToShareableHandle -cuMemImportFromShareableHandle \
+        | GPURECLAIM_POOL=split | process | 0 | maps_none
+# Nor is any mapped where the driver does not tell that it can map memory and share it (102, 103).
+missing | cuDeviceGetAttribute:*=1 cuMemGetAllocationGranularity:*=1 GRSIM_LACKS=102 GRSIM_LACKS=103 \
+        | GPURECLAIM_POOL=split | process | 0 | maps_none
+missing | -cuMemAllocAsync,cuMemAllocAsync_ptsz,cuMemAllocFromPoolAsync,cuMemFreeAsync,cuMemFreeAsync_ptsz \
+        | none | first | 0 | is_not_found
+# The card is full for one call: the ladder is climbed and the program does not notice.
+missing | cuMemAlloc_v2:1=2,cuMemCreate:1=2 | none | process | 0 | is_quiet has_climbed hides_failures
+missing | cuMemAlloc_v2:*=2,cuMemCreate:*=2 | none | process | 99 | is_refused_with_2
+missing | cuMemAlloc_v2:*=700,cuMemCreate:*=700 | none | process | 99 | is_refused_with_700
+
+# Without a function that nothing can do without, every call goes to the driver, and that is said once ...
+needed | -cuEventCreate -cuCtxGetCurrent -cuStreamSynchronize -cuCtxPushCurrent_v2 | none | process \
+       | 0 | warns_of_lack frees_by_driver has_no_stats
+needed | -cuEventCreate -cuCtxGetCurrent -cuStreamSynchronize -cuCtxPushCurrent_v2 | GPURECLAIM_LOG=silent \
+       | process | 0 | is_quiet
+# ... whatever it is that is called first, and whatever it is about, also what stands behind that function in the list.
+needed | -cuStreamSynchronize | GPURECLAIM_LOG=silent | first | 0 | comes_back
+needed | -cuCtxGetCurrent | GPURECLAIM_LOG=silent | transparency | 0 | equals_native
+needed | -cuCtxPushCurrent_v2 | GPURECLAIM_LOG=silent | safety | 0 |
+# No device, and no driver.
+needed | GRSIM_DEVICES=0 | none | process | 99 | has_no_device
+END
+}
+
+while IFS='|' read part drivers settings program status checks; do
+        [ "${part// /}" = "$wanted" ] || continue
+        rows=$((rows + 1))
+        read -ra drivers <<<"$drivers"
+        read -ra settings <<<"$settings"
+        read -ra program <<<"$program"
+        read -ra checks <<<"$checks"
+        for name in "${drivers[@]}"; do
+                for setting in "${settings[@]}"; do
+                        title="$name, $setting, ${program[*]}"
+                        driver_of "$name"
+                        command_of "${program[@]}"
+                        IFS=';' read -ra words <<<"${setting#none}"
+                        under $status "${driver[@]}" "${words[@]}"
+                        for check in "${checks[@]}"; do
+                                $check || fail "$title: $check does not work"
+                        done
                 done
         done
-        # A fence that fails: pinned memory is no longer cached, and goes the driver's way.
-        for fault in cuCtxRecordEvent:1=999 cuCtxRecordEvent:\*=700 cuEventQuery:5+=999 cuEventCreate:\*=2; do
-                under 0 "$fault, pinned" "GRSIM_FAULT=$fault" "$pinned"
-                quiet "$fault, pinned"
-        done
-}
-
-calls() {
-        # What the library calls for itself, with the cache kept, given back by the background thread, and given back by
-        # the ladder.
-        for fault in cuEventQuery:\*=999 cuEventCreate:\*=2 cuStreamCreate:\*=2 cuMemFreeAsync:\*=1 \
-                cuCtxSynchronize:\*=700 cuMemGetInfo_v2:\*=999 cuPointerGetAttribute:\*=1 \
-                cuDevicePrimaryCtxGetState:\*=999 cuCtxGetDevice:\*=201 cuThreadExchangeStreamCaptureMode:\*=1 \
-                cuDeviceTotalMem_v2:\*=999; do
-                for settings in GPURECLAIM_RELEASE_THRESHOLD=none GPURECLAIM_RELEASE_THRESHOLD=0 \
-                        GPURECLAIM_HARD_LIMIT=8MiB; do
-                        under 0 "$fault, $settings" "GRSIM_FAULT=$fault" $settings "$process" plain
-                        quiet "$fault, $settings"
-                        # What the driver does not tell is not told.
-                        [ $fault != cuMemGetInfo_v2:\*=999 ] || [ "$(stat devices.0.device_free_bytes)" = None ] ||
-                                fail "$fault, $settings: $(stat devices.0.device_free_bytes) bytes free"
-                done
-        done
-}
-
-missing() {
-        under 0 "no cuMemFreeAsync" "$(old cuMemFreeAsync cuMemFreeAsync_ptsz)" GRSIM_MISSING=cuMemFreeAsync \
-                GPURECLAIM_RELEASE_THRESHOLD=0 "$process" plain
-        quiet "no cuMemFreeAsync"
-
-        # Nor does it need to be told of captures.
-        for settings in GPURECLAIM_RELEASE_THRESHOLD=none GPURECLAIM_RELEASE_THRESHOLD=0 GPURECLAIM_HARD_LIMIT=8MiB; do
-                under 0 "no modes of captures, $settings" "$(old cuThreadExchangeStreamCaptureMode)" $settings \
-                        "$process" plain
-                quiet "no modes of captures, $settings"
-        done
-
-        # Without one of the functions for pinned memory none takes the place of device memory.
-        for symbol in cuMemHostAlloc cuMemHostGetDevicePointer_v2 cuMemFreeHost; do
-                under 99 "no $symbol" "$(old $symbol)" GPURECLAIM_HARD_LIMIT=4MiB GPURECLAIM_SPILL=64MiB \
-                        GPURECLAIM_LOG=silent "$process" plain
-                grep -q ': cuMemAlloc(.*) returned 2$' "$folder/err" || fail "no $symbol: memory of another kind"
-        done
-
-        # The device's UUID names a group's region: it is found by either function, and without both the process works
-        # alone.
-        under 0 "no cuDeviceGetUuid_v2" "$(old cuDeviceGetUuid_v2)" GPURECLAIM_GROUP_LIMIT=1GiB "$process" plain
-        quiet "no cuDeviceGetUuid_v2"
-        [ "$(stat devices.0.group_limit_bytes)" = 1073741824 ] || fail "no cuDeviceGetUuid_v2: not the group's limit"
-        under 0 "no UUID" "$(old cuDeviceGetUuid cuDeviceGetUuid_v2)" GPURECLAIM_GROUP_LIMIT=1GiB "$process" plain
-        [ "$(wc -l <"$folder/err")" -eq 1 ] && grep -q "the driver does not tell the device's UUID" "$folder/err" ||
-                fail "no UUID: expected one warning"
-
-        # With all functions that map memory, all of it is mapped; without one of them, the driver allocates.
-        under 0 "all functions" GPURECLAIM_POOL=split GRSIM_TRACE="$folder/trace" "$process" plain
-        grep -q '^cuMemMap$' "$folder/trace" && ! grep '^cuMemAlloc_v2$' "$folder/trace" ||
-                fail "all functions: no mapped memory"
-        rm -f "$folder/trace"
-        for symbol in cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess cuMemAddressReserve cuMemAddressFree \
-                cuMemGetAllocationGranularity cuMemExportToShareableHandle cuMemImportFromShareableHandle; do
-                under 0 "no $symbol" "$(old $symbol)" GPURECLAIM_POOL=split GRSIM_TRACE="$folder/trace" "$process" plain
-                grep -q '^cuMemAlloc_v2$' "$folder/trace" || fail "no $symbol: no memory of another kind"
-                ! grep -E '^cuMem(Create|AddressReserve)$' "$folder/trace" ||
-                        fail "no $symbol: memory to be mapped all the same"
-                rm -f "$folder/trace"
-        done
-
-        # A program may find the library's function where the driver has none.
-        ordered="cuMemAllocAsync cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync cuMemFreeAsync cuMemFreeAsync_ptsz"
-        under 0 "no stream-ordered memory" "$(old $ordered)" "$first"
-        for symbol in $ordered; do
-                [ "$(grep -c "$symbol(.*): 500$" "$folder/out")" -ge 2 ] || fail "no $symbol: it is not NOT_FOUND"
-        done
-
-        # Where the driver does not tell that it can map memory and share it (102, 103), none is made to be mapped.
-        for lack in "FAULT=cuDeviceGetAttribute:*=1" "FAULT=cuMemGetAllocationGranularity:*=1" LACKS=102 LACKS=103; do
-                rm -f "$folder/trace"
-                under 0 "$lack" "GRSIM_$lack" GPURECLAIM_POOL=split GRSIM_TRACE="$folder/trace" "$process" plain
-                grep -q '^cuMemAlloc_v2$' "$folder/trace" || fail "$lack: no memory of another kind"
-                ! grep '^cuMemCreate$' "$folder/trace" || fail "$lack: memory to be mapped all the same"
-        done
-        rm -f "$folder/trace"
-
-        # The card is full for one call: the ladder is climbed and the program does not notice.
-        under 0 "cuMemAlloc fails once" GRSIM_FAULT=cuMemAlloc_v2:1=2,cuMemCreate:1=2 "$process" plain
-        quiet "cuMemAlloc fails once"
-        [ "$(stat ladder.ready.tries)" -gt 0 ] || fail "cuMemAlloc fails once: the ladder was not used"
-        [ "$(stat failures)" -eq 0 ] || fail "cuMemAlloc fails once: the program was told"
-        under 99 "cuMemAlloc always fails" 'GRSIM_FAULT=cuMemAlloc_v2:*=2,cuMemCreate:*=2' "$process" plain
-        grep -q ': cuMemAlloc(.*) returned 2$' "$folder/err" || fail "cuMemAlloc always fails: not the driver's code"
-        under 99 "cuMemAlloc dies" 'GRSIM_FAULT=cuMemAlloc_v2:*=700,cuMemCreate:*=700' "$process" plain
-        grep -q ': cuMemAlloc(.*) returned 700$' "$folder/err" || fail "cuMemAlloc dies: not the driver's code"
-}
-
-needed() {
-        # Without a function that nothing can do without, every call goes to the driver, and that is said once.
-        for symbol in cuEventCreate cuCtxGetCurrent cuStreamSynchronize cuCtxPushCurrent_v2; do
-                # Whoever links the function does not even start without it.
-                under 0 "no $symbol" "$(old $symbol)" GRSIM_TRACE="$folder/trace" "$process" plain
-                [ "$(grep -c "the driver lacks $symbol" "$folder/err")" -eq 1 ] &&
-                        [ "$(wc -l <"$folder/err")" -eq 1 ] ||
-                        fail "no $symbol: expected one warning"
-                [ "$(grep -c '^cuMemFree_v2$' "$folder/trace")" -eq 40 ] ||
-                        fail "no $symbol: frees did not go to the driver"
-                [ ! -e "$folder/stats" ] || fail "no $symbol: statistics of nothing"
-                under 0 "no $symbol, silent" "$(old $symbol)" GPURECLAIM_LOG=silent "$process" plain
-                quiet "no $symbol, silent"
-                rm -f "$folder/trace"
-        done
-        # And whatever it is that is called first.
-        under 0 "no cuStreamSynchronize, any call" "$(old cuStreamSynchronize)" GPURECLAIM_LOG=silent "$first"
-        ! grep ': status ' "$folder/out" || fail "no cuStreamSynchronize: a call that does not come back"
-        # And whatever it is about.
-        env "$(old cuCtxGetCurrent)" "$transparency" >"$folder/native"
-        under 0 "no cuCtxGetCurrent, all calls" "$(old cuCtxGetCurrent)" GPURECLAIM_LOG=silent "$transparency"
-        diff "$folder/native" "$folder/out" || fail "no cuCtxGetCurrent, all calls: another answer"
-        # Also to what stands behind that function in the list.
-        under 0 "no cuCtxPushCurrent_v2, streams" "$(old cuCtxPushCurrent_v2)" GPURECLAIM_LOG=silent \
-                "$safety" "${small[@]}"
-
-        # No device, and no driver.
-        under 99 "no device" GRSIM_DEVICES=0 "$process" plain
-        [[ $(cat "$folder/err") =~ ^[^[:space:]]*/process\.c:[0-9]+:\ cuInit\(.*\)\ returned\ 100$ ]] ||
-                fail "no device: said something else"
-}
-
-"$part"
+done < <(table)
+[ $rows -gt 0 ] || { echo "no such part: $wanted" && exit 2; }
 exit $failed
