@@ -1,30 +1,6 @@
 /*
- * A program with planted leaks (origins_test.sh). `origins MODE [LIBRARY LIBRARY|HOW]`:
- *
- *   killed     first() keeps ten blocks of 1 MiB, second() three of 3000 bytes; then it kills itself
- *   until      the same; then first() keeps one more for each x on standard input, and for each m moved() another one
- *              instead of its last, until that ends
- *   threads    four threads allocate and free at once, and each keeps five blocks of 4 KiB from kept_by_thread(), and
- *              four that another thread frees; then it kills itself
- *   fork       as killed, but a child exits in between
- *   unload     keeps a block from plant() of the first library and closes that, then the same with the second one; says
- *              whether they were at the same address
- *   sample     keeps ten blocks of 64 MiB from large(), 5120 of 1 MiB from small() and 1024 of 3 MiB from medium();
- *              then it asks for 16 GiB in vain
- *   cold       keeps 32 blocks of 64 MiB from large(); the first stacks and every eighth take 100 ms of the time
- *   deep       keeps 5120 blocks of 1 MiB from small(), 100 calls deep; each stack takes 100 ms of the thread's time
- *   coroutine  first() on a stack of its own, without an end that an unwinder knows
- *   nowhere    the same, but that stack's outermost function would return to an address that is none
- *   edge       the same, but it would return to the last bytes before a page that cannot be read
- *   stacks     keeps a block of 3000 bytes from each of 2048 stacks
- *   many       twice allocates 20000 blocks and frees them, first every other one, but keeps each tenth at the end
- *   loading    first() in another thread, for which the constructor of the first library waits
- *   refused    as killed, but second(), kept_by_thread() and medium() keep a block before that, and first() one of a
- *              second device; then both are asked for 16 GiB in vain
- *   overrun    main() gets two blocks from kept_by_thread(), writes behind one of them and frees it
- *   contexts   keeps ten blocks of 1 MiB in a context that it destroys, and one from second() in another
- *   frames     second(), then loads the library, origins_interpreter.c, and calls first() below its frames, which are
- *              as HOW says
+ * A program with planted leaks (origins_test.sh). `origins MODE [LIBRARY LIBRARY|LIBRARY HOW]`: the table of modes is
+ * at the end, and the function of a mode says what it does. All but `until` kill themselves.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -47,6 +23,7 @@
 #define THREADS 4
 #define ROUNDS  20000
 
+static char **given; /* the arguments behind MODE */
 static CUcontext context;
 static _Atomic CUdeviceptr passed[THREADS];
 static pthread_barrier_t turn;
@@ -120,6 +97,7 @@ static uint64_t edge(void)
         return (uintptr_t)pages + page - 8;
 }
 
+/* first() keeps ten blocks of 1 MiB, second() three of 3000 bytes. */
 static void plant(void)
 {
         CUdeviceptr ptr;
@@ -148,7 +126,17 @@ static __attribute__((noinline)) void go(unsigned way, unsigned steps) // NOLINT
         }
 }
 
-/* So many that there are lists of three and more in the library's table by address. */
+/* Keeps a block of 3000 bytes from each of 2048 stacks. */
+static void many_stacks(void)
+{
+        for (unsigned way = 0; way < 2048; way++)
+                go(way, 11);
+}
+
+/*
+ * Twice allocates 20000 blocks and frees them, first every other one, but keeps each tenth at the end: so many that
+ * there are lists of three and more in the library's table by address.
+ */
 static void many(void)
 {
         static CUdeviceptr ptrs[20000];
@@ -221,6 +209,10 @@ static void *in_thread(void *number)
         return NULL;
 }
 
+/*
+ * Four threads allocate and free at once, and each keeps five blocks of 4 KiB from kept_by_thread(), and four that
+ * another thread frees.
+ */
 static void run_threads(void)
 {
         pthread_t threads[THREADS];
@@ -232,14 +224,17 @@ static void run_threads(void)
                 GR_MUST(pthread_join(threads[i], NULL));
 }
 
-/* Both from one place: nothing but the library is another one. */
-static void use_libraries(char **paths)
+/*
+ * Keeps a block from plant() of the first library and closes that, then the same with the second one; says whether they
+ * were at the same address. Both from one place: nothing but the library is another one.
+ */
+static void use_libraries(void)
 {
         void *bases[2];
         Dl_info info;
 
         for (int i = 0; i < 2; i++) {
-                void *library = dlopen(paths[i], RTLD_NOW | RTLD_LOCAL);
+                void *library = dlopen(given[i], RTLD_NOW | RTLD_LOCAL);
                 int (*work)(void);
 
                 GR_MUST(!library);
@@ -272,6 +267,14 @@ __attribute__((visibility("default"))) void origins_loading(void)
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec += 20;
         GR_MUST(pthread_timedjoin_np(thread, NULL, &until));
+}
+
+/* first() in another thread, for which the constructor of the first library waits. */
+static void while_loading(void)
+{
+        second();
+        waits_while_loading = true;
+        GR_MUST(!dlopen(given[0], RTLD_NOW | RTLD_LOCAL));
 }
 
 static __attribute__((noinline)) void small(void)
@@ -311,128 +314,195 @@ static void be_refused(void)
         GR_MUST(cuMemAlloc(&ptr, 16 * GIB) != CUDA_ERROR_OUT_OF_MEMORY);
 }
 
-int main(int argc, char **argv)
+/*
+ * Plants; then first() keeps one more for each x on standard input, and for each m moved() another one instead of its
+ * last, until that ends.
+ */
+static void until_input_ends(void)
 {
-        const char *mode = argc > 1 ? argv[1] : "";
         char byte;
 
-        GR_MUST(cuInit(0));
-        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
-        GR_MUST(cuCtxSetCurrent(context));
-        if (strcmp(mode, "killed") == 0) {
-                plant();
-        } else if (strcmp(mode, "until") == 0) {
-                plant();
-                printf("begun\n");
+        plant();
+        printf("begun\n");
+        fflush(stdout);
+        while (read(STDIN_FILENO, &byte, 1) > 0) {
+                byte == 'm' ? moved() : first();
+                printf("more\n");
                 fflush(stdout);
-                while (read(STDIN_FILENO, &byte, 1) > 0) {
-                        byte == 'm' ? moved() : first();
-                        printf("more\n");
-                        fflush(stdout);
-                }
-                return 0;
-        } else if (strcmp(mode, "threads") == 0) {
-                run_threads();
-        } else if (strcmp(mode, "fork") == 0) {
-                pid_t child;
-
-                plant();
-                child = fork();
-                if (child == 0)
-                        exit(0);
-                GR_MUST(waitpid(child, NULL, 0) != child);
-        } else if (strcmp(mode, "unload") == 0 && argc == 4) {
-                use_libraries(argv + 2);
-        } else if (strcmp(mode, "stacks") == 0) {
-                for (unsigned way = 0; way < 2048; way++)
-                        go(way, 11);
-        } else if (strcmp(mode, "many") == 0) {
-                many();
-        } else if (strcmp(mode, "loading") == 0 && argc == 4) {
-                second();
-                waits_while_loading = true;
-                GR_MUST(!dlopen(argv[2], RTLD_NOW | RTLD_LOCAL));
-        } else if (strcmp(mode, "sample") == 0) {
-                for (int i = 0; i < 10; i++) {
-                        usleep(20000); /* much longer than 64 stacks take, so all are noted */
-                        large();
-                }
-                for (int i = 0; i < 5120; i++) { /* 64 MiB are a multiple of the period */
-                        usleep(50);              /* or hardly any would be noted */
-                        small();
-                        if (i % 5 == 0)
-                                medium();
-                }
-                be_refused();
-        } else if (strcmp(mode, "cold") == 0) {
-                stacks = FIRST_SLOW;
-                for (int i = 0; i < 32; i++) {
-                        usleep(20000);
-                        large();
-                }
-        } else if (strcmp(mode, "deep") == 0) {
-                stacks = ALWAYS_SLOW;
-                for (int i = 0; i < 5120; i++)
-                        deep(100);
-        } else if (strcmp(mode, "coroutine") == 0 || strcmp(mode, "nowhere") == 0 || strcmp(mode, "edge") == 0) {
-                static char stack[65536] __attribute__((aligned(16)));
-                bool returns = strcmp(mode, "coroutine") == 0;
-                uint64_t to = strcmp(mode, "edge") == 0 ? edge() : UINT64_C(0xdeaddeaddeaddeac);
-
-                GR_MUST(getcontext(&inside));
-                inside.uc_stack = (stack_t){.ss_sp = stack, .ss_size = sizeof(stack)};
-                inside.uc_link = &outside;
-                makecontext(&inside, returns ? first : first_and_leave, 0);
-                if (!returns)
-#if defined(__x86_64__)
-                        *(uint64_t *)inside.uc_mcontext.gregs[REG_RSP] = to; // NOLINT: an address
-#elif defined(__aarch64__)
-                        inside.uc_mcontext.regs[30] = to;
-#endif
-                GR_MUST(swapcontext(&outside, &inside));
-        } else if (strcmp(mode, "frames") == 0 && argc == 4) {
-                void (*work)(const char *, void (*)(void));
-                void *library;
-
-                second();
-                library = dlopen(argv[2], RTLD_NOW | RTLD_LOCAL);
-                GR_MUST(!library);
-                work = (void (*)(const char *, void (*)(void)))dlsym(library, "work_in_frames");
-                GR_MUST(!work);
-                work(argv[3], first);
-        } else if (strcmp(mode, "refused") == 0) {
-                CUcontext other;
-
-                second();
-                kept_by_thread();
-                medium();
-                plant();
-                GR_MUST(cuDevicePrimaryCtxRetain(&other, 1));
-                GR_MUST(cuCtxSetCurrent(other));
-                first();
-                be_refused();
-                GR_MUST(cuCtxSetCurrent(context));
-                be_refused();
-        } else if (strcmp(mode, "overrun") == 0) {
-                CUdeviceptr ptr = 0;
-
-                for (volatile int i = 0; i < 2; i++) /* one call in the optimized program, too */
-                        ptr = kept_by_thread();
-                GR_MUST(cuMemsetD8(ptr + 4096, 7, 4));
-                GR_MUST(cuMemFree(ptr));
-        } else if (strcmp(mode, "contexts") == 0) {
-                CUcontext other;
-
-                GR_MUST(cuCtxCreate(&other, NULL, 0, 0));
-                for (int i = 0; i < 10; i++)
-                        first();
-                GR_MUST(cuCtxDestroy(other));
-                GR_MUST(cuCtxSetCurrent(context));
-                second();
-        } else {
-                fprintf(stderr, "usage: origins MODE [LIBRARY LIBRARY|HOW]\n");
-                return 2;
         }
-        raise(SIGKILL);
-        return 1;
+        exit(0);
+}
+
+/* A child exits after the blocks were planted. */
+static void beside_a_child(void)
+{
+        pid_t child;
+
+        plant();
+        child = fork();
+        if (child == 0)
+                exit(0);
+        GR_MUST(waitpid(child, NULL, 0) != child);
+}
+
+/*
+ * Keeps ten blocks of 64 MiB from large(), 5120 of 1 MiB from small() and 1024 of 3 MiB from medium(); then it asks for
+ * 16 GiB in vain.
+ */
+static void sampled(void)
+{
+        for (int i = 0; i < 10; i++) {
+                usleep(20000); /* much longer than 64 stacks take, so all are noted */
+                large();
+        }
+        for (int i = 0; i < 5120; i++) { /* 64 MiB are a multiple of the period */
+                usleep(50);              /* or hardly any would be noted */
+                small();
+                if (i % 5 == 0)
+                        medium();
+        }
+        be_refused();
+}
+
+/* Keeps 32 blocks of 64 MiB from large(); the first stacks and every eighth take 100 ms of the time. */
+static void cold(void)
+{
+        stacks = FIRST_SLOW;
+        for (int i = 0; i < 32; i++) {
+                usleep(20000);
+                large();
+        }
+}
+
+/* Keeps 5120 blocks of 1 MiB from small(), 100 calls deep; each stack takes 100 ms of the thread's time. */
+static void deep_stacks(void)
+{
+        stacks = ALWAYS_SLOW;
+        for (int i = 0; i < 5120; i++)
+                deep(100);
+}
+
+/* Calls work on a stack of its own, without an end that an unwinder knows. returns_to: 0, or where it would return. */
+static void on_own_stack(void (*work)(void), uint64_t returns_to)
+{
+        static char stack[65536] __attribute__((aligned(16)));
+
+        GR_MUST(getcontext(&inside));
+        inside.uc_stack = (stack_t){.ss_sp = stack, .ss_size = sizeof(stack)};
+        inside.uc_link = &outside;
+        makecontext(&inside, work, 0);
+        if (returns_to)
+#if defined(__x86_64__)
+                *(uint64_t *)inside.uc_mcontext.gregs[REG_RSP] = returns_to; // NOLINT: an address
+#elif defined(__aarch64__)
+                inside.uc_mcontext.regs[30] = returns_to;
+#endif
+        GR_MUST(swapcontext(&outside, &inside));
+}
+
+static void in_coroutine(void)
+{
+        on_own_stack(first, 0);
+}
+
+/* The outermost function would return to an address that is none. */
+static void from_nowhere(void)
+{
+        on_own_stack(first_and_leave, UINT64_C(0xdeaddeaddeaddeac));
+}
+
+/* It would return to the last bytes before a page that cannot be read. */
+static void from_the_edge(void)
+{
+        on_own_stack(first_and_leave, edge());
+}
+
+/* second(), then the library, origins_interpreter.c, calls first() below its frames, which are as HOW says. */
+static void below_frames(void)
+{
+        void (*work)(const char *, void (*)(void));
+        void *library;
+
+        second();
+        library = dlopen(given[0], RTLD_NOW | RTLD_LOCAL);
+        GR_MUST(!library);
+        work = (void (*)(const char *, void (*)(void)))dlsym(library, "work_in_frames");
+        GR_MUST(!work);
+        work(given[1], first);
+}
+
+/*
+ * second(), kept_by_thread() and medium() keep a block before what is planted, and first() one of a second device; then
+ * both are asked for 16 GiB in vain.
+ */
+static void refused(void)
+{
+        CUcontext other;
+
+        second();
+        kept_by_thread();
+        medium();
+        plant();
+        GR_MUST(cuDevicePrimaryCtxRetain(&other, 1));
+        GR_MUST(cuCtxSetCurrent(other));
+        first();
+        be_refused();
+        GR_MUST(cuCtxSetCurrent(context));
+        be_refused();
+}
+
+/* Gets two blocks from kept_by_thread(), writes behind one of them and frees it. */
+static void overrun(void)
+{
+        CUdeviceptr ptr = 0;
+
+        for (volatile int i = 0; i < 2; i++) /* one call in the optimized program, too */
+                ptr = kept_by_thread();
+        GR_MUST(cuMemsetD8(ptr + 4096, 7, 4));
+        GR_MUST(cuMemFree(ptr));
+}
+
+/* Keeps ten blocks of 1 MiB in a context that it destroys, and one from second() in another. */
+static void of_contexts(void)
+{
+        CUcontext other;
+
+        GR_MUST(cuCtxCreate(&other, NULL, 0, 0));
+        for (int i = 0; i < 10; i++)
+                first();
+        GR_MUST(cuCtxDestroy(other));
+        GR_MUST(cuCtxSetCurrent(context));
+        second();
+}
+
+int main(int argc, char **argv)
+{
+        static const struct {
+                const char *name;
+                void (*run)(void);
+                int arguments; /* behind MODE */
+        } modes[] = {
+                {"killed", plant, 0},         {"until", until_input_ends, 0},
+                {"threads", run_threads, 0},  {"fork", beside_a_child, 0},
+                {"unload", use_libraries, 2}, {"loading", while_loading, 2},
+                {"stacks", many_stacks, 0},   {"many", many, 0},
+                {"sample", sampled, 0},       {"cold", cold, 0},
+                {"deep", deep_stacks, 0},     {"coroutine", in_coroutine, 0},
+                {"nowhere", from_nowhere, 0}, {"edge", from_the_edge, 0},
+                {"frames", below_frames, 2},  {"refused", refused, 0},
+                {"overrun", overrun, 0},      {"contexts", of_contexts, 0},
+        };
+
+        given = argv + 2;
+        for (size_t i = 0; argc > 1 && i < sizeof(modes) / sizeof(modes[0]); i++) {
+                if (strcmp(argv[1], modes[i].name) != 0 || argc != 2 + modes[i].arguments)
+                        continue;
+                GR_MUST(cuInit(0));
+                GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+                GR_MUST(cuCtxSetCurrent(context));
+                modes[i].run();
+                raise(SIGKILL);
+        }
+        fprintf(stderr, "usage: origins MODE [LIBRARY LIBRARY|LIBRARY HOW]\n");
+        return 2;
 }
