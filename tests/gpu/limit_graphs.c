@@ -575,30 +575,12 @@ static void against_creation(void)
         GR_MUST(cuDeviceGraphMemTrim(gt.device));
 }
 
-int main(int argc, char **argv)
+/* A graph that fits is launched, and its memory counts. Returns it. */
+static CUgraphExec one_that_fits(void)
 {
-        CUgraphExec half, serial, both, many, other;
-        bool unordered = false, two_devices = false;
+        size_t before = available();
+        CUgraphExec half;
         CUdeviceptr p;
-        size_t before;
-        void *block;
-
-        GT_OPTIONS(argc, argv, "--limit=SIZE [--unordered|--two-devices]", GT_OPTION("limit", limit),
-                   GT_OPTION("unordered", unordered), GT_OPTION("two-devices", two_devices));
-        if (!limit)
-                gt_die("limit_graphs needs --limit=SIZE");
-        gt_open(&gt);
-        stream = gt_stream();
-        if (unordered || two_devices) {
-                if (unordered)
-                        without_an_order();
-                else
-                        on_two_devices();
-                GR_MUST(cuStreamDestroy(stream));
-                gt_close(&gt);
-                return GR_CHECK_RESULT();
-        }
-        before = available();
 
         GR_MUST(cuMemAllocAsync(&p, limit / 8, stream));
         GR_MUST(cuMemFreeAsync(p, stream));
@@ -611,10 +593,15 @@ int main(int argc, char **argv)
         for (int i = 0; i < 10; i++)
                 GR_MUST(cuGraphLaunch(half, stream));
         GR_MUST(cuStreamSynchronize(stream));
+        return half;
+}
 
-        while_it_is_held_up(half); /* before any trim, which a refusal leads to */
+/* One that does not fit is refused however it is asked for, and leaves room for one that does. Returns it. */
+static CUgraphExec one_that_does_not_fit(CUgraphExec half)
+{
+        CUgraphExec both = build(limit / 4 * 3, 2, false), many;
+        void *block;
 
-        both = build(limit / 4 * 3, 2, false);
         gt_check(cuGraphUpload(both, stream) == CUDA_ERROR_OUT_OF_MEMORY, "upload of one that does not fit", "refused");
         launch("launch of one that does not fit", both, CUDA_ERROR_OUT_OF_MEMORY);
         many = build(limit / 32, MOST_SPLIT, false);
@@ -626,47 +613,78 @@ int main(int argc, char **argv)
         beside_a_capture(both);
         launch("the first one after that", half, CUDA_SUCCESS);
         gt_sleep_us(BYPASS_US);
-        while_it_runs(half);
-        GR_MUST(cuDeviceGraphMemTrim(gt.device));
-        launched_once(half);
-        after_another();
-        keeps_nothing();
+        return both;
+}
 
-        /*
-         * One after the other in the same memory, so it fits, and what our cache and the first graph hold makes room.
-         */
-        GR_MUST(cuGraphExecDestroy(half));
-        GR_MUST(cuDeviceGraphMemTrim(gt.device));
-        block = unused(limit / 8 * 7);
+/* One after the other in the same memory, so it fits, and what our cache holds makes room. Returns the graph. */
+static CUgraphExec with_a_full_cache(void)
+{
+        void *block = unused(limit / 8 * 7);
+        CUgraphExec serial;
+
         check_peak("after what was refused", limit / 8 * 7);
         give(block);
         serial = build(limit / 4 * 3, 2, true);
         launch("one after the other, with a full cache", serial, CUDA_SUCCESS);
         launch("again", serial, CUDA_SUCCESS);
+        return serial;
+}
 
-        /* Beside memory that is in use there is no room; once it is freed there is. */
-        GR_MUST(cuDeviceGraphMemTrim(gt.device));
-        block = unused(limit / 2);
-        half = build(limit / 4 * 3, 1, true);
-        launch("beside memory in use", half, CUDA_ERROR_OUT_OF_MEMORY);
+/* Beside memory that is in use there is no room; once it is freed there is. Returns the graph. */
+static CUgraphExec beside_memory_in_use(void)
+{
+        void *block = unused(limit / 2);
+        CUgraphExec exec = build(limit / 4 * 3, 1, true);
+
+        launch("beside memory in use", exec, CUDA_ERROR_OUT_OF_MEMORY);
         give(block);
-        launch("when that is freed", half, CUDA_SUCCESS);
+        launch("when that is freed", exec, CUDA_SUCCESS);
+        return exec;
+}
 
-        /* Two that fit one at a time, turn by turn in one stream: the memory of the one makes room for the other. */
-        other = build(limit / 4 * 3, 1, true);
+/* Two that fit one at a time, in one stream: the memory of the one makes room for the other. */
+static void turn_by_turn(CUgraphExec one)
+{
+        CUgraphExec other = build(limit / 4 * 3, 1, true);
+
         for (int i = 0; i < 2; i++) {
-                gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "turn by turn, the one", "launched");
+                gt_check(cuGraphLaunch(one, stream) == CUDA_SUCCESS, "turn by turn, the one", "launched");
                 gt_check(cuGraphLaunch(other, stream) == CUDA_SUCCESS, "turn by turn, the other", "launched");
         }
         check_footprint("turn by turn");
-
-        GR_MUST(cuGraphExecDestroy(half));
+        GR_MUST(cuGraphExecDestroy(one));
         GR_MUST(cuGraphExecDestroy(other));
-        GR_MUST(cuGraphExecDestroy(serial));
-        GR_MUST(cuGraphExecDestroy(both));
+}
+
+static void when_all_are_gone(void)
+{
+        CUdeviceptr p;
+
         gt_check(cuMemAlloc(&p, limit / 4 * 3) == CUDA_SUCCESS, "memory of graphs that are gone",
                  "%.1f MiB got by cuMemAlloc", gt_mib(limit / 4 * 3));
         GR_MUST(cuMemFree(p));
+}
+
+/* The order matters: each finds what those before it have left in the cache and with the driver. */
+static void all_in_turn(void)
+{
+        CUgraphExec half = one_that_fits(), both, serial;
+
+        while_it_is_held_up(half); /* before any trim, which a refusal leads to */
+        both = one_that_does_not_fit(half);
+        while_it_runs(half);
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
+        launched_once(half);
+        after_another();
+        keeps_nothing();
+        GR_MUST(cuGraphExecDestroy(half));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
+        serial = with_a_full_cache();
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
+        turn_by_turn(beside_memory_in_use());
+        GR_MUST(cuGraphExecDestroy(serial));
+        GR_MUST(cuGraphExecDestroy(both));
+        when_all_are_gone();
         uploaded_at_once(limit / 4 * 5, false);
         gt_sleep_us(BYPASS_US);
         uploaded_at_once(limit / 4 * 3, true);
@@ -679,6 +697,24 @@ int main(int argc, char **argv)
         within_another(limit / 2, CUDA_SUCCESS);
         within_another(limit / 4 * 5, CUDA_ERROR_OUT_OF_MEMORY);
         check_footprint("in the end");
+}
+
+int main(int argc, char **argv)
+{
+        bool unordered = false, two_devices = false;
+
+        GT_OPTIONS(argc, argv, "--limit=SIZE [--unordered|--two-devices]", GT_OPTION("limit", limit),
+                   GT_OPTION("unordered", unordered), GT_OPTION("two-devices", two_devices));
+        if (!limit)
+                gt_die("limit_graphs needs --limit=SIZE");
+        gt_open(&gt);
+        stream = gt_stream();
+        if (unordered)
+                without_an_order();
+        else if (two_devices)
+                on_two_devices();
+        else
+                all_in_turn();
         GR_MUST(cuStreamDestroy(stream));
         gt_close(&gt);
         return GR_CHECK_RESULT();
