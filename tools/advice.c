@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "base/size.h"
-#include "command.h"
+#include "leaks.h"
 #include "report.h"
 
 static bool requests_failed(const struct report *report, char *text)

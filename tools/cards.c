@@ -1,3 +1,4 @@
+/* The processes that use each card: their regions in shared memory, and what NVML says of the card (cards.h). */
 #include "cards.h"
 
 #include <dirent.h>

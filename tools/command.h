@@ -1,4 +1,14 @@
-/* What the subcommands of gpureclaim share. The tool has one thread; its strings live until it ends. */
+/*
+ * What the subcommands of gpureclaim share. The tool has one thread; its strings live until it ends. A subcommand has a
+ * file of its name, but for help (main.c) and limit, threshold and reclaim (change.c). The other files are their parts:
+ *
+ *   all                                 main.c, arguments.c, paths.c
+ *   status, top, metrics, wait, and
+ *   limit, threshold, reclaim           cards.c
+ *   leaks, report                       origins.c, symbols.c
+ *   report                              timeline.c, advice.c, page.c, perfetto.c, replay/trace.c
+ *   doctor                              probe.c
+ */
 #ifndef GR_COMMAND_H
 #define GR_COMMAND_H
 
@@ -61,62 +71,5 @@ int set_preload(const struct arguments *arguments);
 
 /* Becomes the program argv[0]. Returns only on failure: prints the error and returns the exit status for it. */
 int become(const char *command, char **argv);
-
-/*
- * The folder of this program, absolute and without a slash at its end, from /proc/self/exe. 0 or -errno, buf untouched
- * on failure.
- */
-int find_self_dir(char *buf, size_t buf_bytes);
-
-/*
- * The absolute path of libgpureclaim.so: beside this program in a build folder or an installation (moved or not). 0, or
- * -ENOENT with buf untouched.
- */
-int find_library(char *buf, size_t buf_bytes);
-
-/* The folder that holds the simulated device's libcuda.so.1; as find_library. */
-int find_sim_dir(char *buf, size_t buf_bytes);
-
-/*
- * Puts entry in front of the variable's list, separated by ':', unless it stands in it already. 0, -errno of setenv, or
- * -EINVAL where entry holds a blank or colon, which such a list cannot express.
- */
-int prepend_environment(const char *variable, const char *entry);
-
-/*
- * The page of gpureclaim metrics, in OpenMetrics text or Prometheus' older format. Returns NULL, or what went wrong;
- * *ret_page is for free.
- */
-const char *make_metrics(bool open_metrics, char **ret_page, size_t *ret_length);
-
-/* Prints the trace as gpureclaim report --perfetto does. */
-struct gr_trace;
-void write_perfetto(const struct gr_trace *trace);
-
-/*
- * Prints the largest origins as gpureclaim leaks does. native: also the functions between those of Python, else a line
- * says how many these are. head: begins the first line; more: the command or flag that shows the other origins.
- */
-struct origins;
-void print_origins(const struct origins *origins, size_t shown, bool native, const char *head, const char *more);
-
-/* A frame and the place in it in one line without unprintable characters: "function (file:line)", or what is known. */
-struct frame;
-struct place;
-void format_frame(const struct frame *frame, const struct place *place, char *text, size_t bytes);
-
-/* Writes all origins as members of the open JSON object. */
-struct gr_json;
-void write_origins(struct gr_json *json, const struct origins *origins);
-
-/* One line of the doctor: what it is about, "ok", "note" or "fail", and the finding. */
-void doctor_say(const char *topic, const char *state, const char *format, ...) __attribute__((format(printf, 3, 4)));
-
-/*
- * The doctor's looks at the driver and at the preloaded library, for a process of their own because either may crash
- * it. They print what they find; EXIT_SUCCESS where it is good enough.
- */
-int probe_driver(void);
-int probe_library(const char *library, bool name_symbols);
 
 #endif

@@ -12,6 +12,8 @@
 
 #include "base/options.h"
 #include "command.h"
+#include "doctor.h"
+#include "paths.h"
 
 /* Longest wait for a probe. Initialising eight cards without persistence mode takes several seconds. */
 #define PROBE_SECONDS 60

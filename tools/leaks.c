@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "command.h"
+#include "leaks.h"
 #include "origins.h"
 
 #define SHOWN 10 /* origins, unless all are asked for */

@@ -1,3 +1,4 @@
+/* The command: its table of subcommands, its help, and what runs another program. */
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -7,6 +8,7 @@
 
 #include "base/log.h"
 #include "command.h"
+#include "paths.h"
 
 #define ITEMS(array) (sizeof(array) / sizeof((array)[0]))
 

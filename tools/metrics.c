@@ -9,6 +9,7 @@
 #include "cards.h"
 #include "command.h"
 #include "driver/nvml.h"
+#include "metrics.h"
 
 /* Of what there is one sample: of all, of each GPU, group on a GPU, process, or process of which only NVML tells. */
 enum scope { SCOPE_ALL, SCOPE_GPU, SCOPE_GROUP, SCOPE_PROCESS, SCOPE_OTHER };

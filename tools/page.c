@@ -8,7 +8,7 @@
 
 #include "base/json.h"
 #include "base/ladder_rungs.h"
-#include "command.h"
+#include "leaks.h"
 #include "report.h"
 #include "report_page.h" /* made of report.html */
 

@@ -1,11 +1,14 @@
+/* Where the library and the simulated device are, in a build folder or an installation (paths.h). */
 #include <errno.h>
 #include <glob.h>
 #include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "command.h"
+#include "paths.h"
 
 #define LIBRARY     "libgpureclaim.so"
 #define SIM_LIBRARY "libcuda.so.1"

@@ -8,7 +8,7 @@
 
 #include "base/json.h"
 #include "base/ladder_rungs.h"
-#include "command.h"
+#include "report.h"
 #include "trace.h"
 
 static const char *const kind_words[] = {

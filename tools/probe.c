@@ -1,11 +1,14 @@
+/* gpureclaim doctor: what the driver and the preloaded library say, each in a process of its own (doctor.h). */
 #include <ctype.h>
 #include <cuda.h>
 #include <dlfcn.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/size.h"
-#include "command.h"
+#include "doctor.h"
 
 #define DRIVER "libcuda.so.1"
 

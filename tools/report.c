@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/size.h"
 #include "command.h"
+#include "leaks.h"
 #include "report.h"
 
 #define SIZES_SHOWN   8

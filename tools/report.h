@@ -61,4 +61,7 @@ size_t advise(const struct report *report, char texts[ADVICE_MOST][ADVICE_BYTES]
 /* Prints one HTML page that shows all of it and needs nothing else. */
 void write_page(const char *path, const struct report *report);
 
+/* Prints the trace as gpureclaim report --perfetto does. */
+void write_perfetto(const struct gr_trace *trace);
+
 #endif

@@ -6,6 +6,7 @@
 
 #include "base/options.h"
 #include "command.h"
+#include "paths.h"
 
 /* Any field of struct gr_options: values are only checked here, the library parses them for itself. */
 static int check_value(const struct gr_option *option, const char *text)

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "command.h"
+#include "metrics.h"
 
 #define CONNECTIONS 8u
 #define TIMEOUT_S   10u

@@ -1,3 +1,4 @@
+/* Names for addresses: by addr2line or llvm-symbolizer, else from the table of symbols of the file (symbols.h). */
 #include "symbols.h"
 
 #include <elf.h>
