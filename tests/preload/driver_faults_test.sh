@@ -87,7 +87,9 @@ has_group_limit() { [ "$(stat devices.0.group_limit_bytes)" = 1073741824 ] || fa
 # What the driver does not tell is not told.
 knows_no_free() { [ "$(stat devices.0.device_free_bytes)" = None ] || fail "$title: the free memory is told"; }
 maps_memory() { has_called cuMemMap && ! has_called cuMemAlloc_v2 || fail "$title: no mapped memory"; }
-maps_none() { has_called cuMemAlloc_v2 && ! has_called 'cuMem\(Create\|AddressReserve\)' || fail "$title: mapped memory"; }
+maps_none() {
+        has_called cuMemAlloc_v2 && ! has_called 'cuMem\(Create\|AddressReserve\)' || fail "$title: mapped memory"
+}
 frees_by_driver() { [ "$(grep -c '^cuMemFree_v2$' "$folder/trace")" -eq 40 ] || fail "$title: frees by another way"; }
 is_refused_with_2() { is_refused_with cuMemAlloc 2; }
 is_refused_with_700() { is_refused_with cuMemAlloc 700; }
