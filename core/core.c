@@ -7,7 +7,7 @@
 #include "alloc/pool.h"
 #include "base/thread.h"
 #include "cache/arenas.h"
-#include "cache/block.h"
+#include "cache/block_life.h"
 
 #define VISIT_LOOK_NS UINT64_C(20000)
 

@@ -5,7 +5,7 @@
 #include "alloc/charge.h"
 #include "base/counters.h"
 #include "base/size_class.h"
-#include "cache/block.h"
+#include "cache/block_life.h"
 #include "cache/ledger.h"
 #include "context/context.h"
 #include "host/pinned.h"

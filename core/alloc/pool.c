@@ -11,7 +11,7 @@
 #include "base/thread.h"
 #include "cache/arena.h"
 #include "cache/arenas.h"
-#include "cache/block.h"
+#include "cache/block_life.h"
 #include "cache/pool_kind.h"
 #include "cache/preallocate.h"
 #include "fence/fence.h"

@@ -11,7 +11,7 @@
 #include "base/no_cancel.h"
 #include "base/size_class.h"
 #include "cache/arena.h"
-#include "cache/block.h"
+#include "cache/block_life.h"
 #include "cache/ledger.h"
 #include "cache/pool_kind.h"
 #include "context/context.h"

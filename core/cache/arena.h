@@ -6,7 +6,7 @@
  *
  * A hit takes one lock, for a free as for an allocation: an arena remembers the blocks that it handed out recently, so
  * that their free needs no look-up in the ledger, and its lock guards all that a hit changes, counters included. The
- * state of a recent block names its home, the arena that remembers it (ledger.h). Code that takes the block from the
+ * state of a recent block names its home, the arena that remembers it (block.h). Code that takes the block from the
  * program in another way (a free by the driver, the end of a context) first makes that arena forget it.
  *
  *     bins[class]    oldest                  newest

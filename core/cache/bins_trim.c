@@ -9,7 +9,7 @@
 #include "base/size_class.h"
 #include "cache/arena.h"
 #include "cache/arenas.h"
-#include "cache/block.h"
+#include "cache/block_life.h"
 #include "cache/ledger.h"
 #include "context/context.h"
 #include "fence/fence.h"

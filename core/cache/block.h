@@ -1,60 +1,138 @@
 /*
- * What ledger and arenas do together for a block, and the end of a block: its memory leaves the process and is
- * uncharged. A block that the program freed in the order of a stream goes to the driver at once, but its memory comes
- * back only when the stream gets there.
+ * A block: its structure, its state and home, and who may change them. The ledger finds it by its address.
  */
 #ifndef GR_BLOCK_H
 #define GR_BLOCK_H
 
-#include <errno.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
-#include "cache/arena.h"
-#include "cache/ledger.h"
-#include "context/context.h"
+#include "base/lock.h"
+#include "base/metadata.h"
+#include "base/shard.h"
+
+struct gr_context;
+
+enum gr_block_state {
+        GR_BLOCK_LIVE,   /* the program has it */
+        GR_BLOCK_CACHED, /* freed by the program: in a bin, or on its way there or back to the driver */
+        GR_BLOCK_GONE,   /* its memory went with its context */
+};
+
+enum gr_block_flags {
+        GR_BLOCK_EXPORTED = 1, /* known outside (IPC, RDMA, attributes set): its free goes to the driver */
+        GR_BLOCK_SPILLED = 2,  /* host memory in place of the device's; constant */
+        GR_BLOCK_HOST = 4,     /* pinned host memory (pinned.h); constant */
+        GR_BLOCK_RANGE = 8,    /* a range of a segment (segments_serve.h), not an allocation of its own; constant */
+        GR_BLOCK_SYNC = 16,    /* what the program has set as SYNC_MEMOPS, where the driver does not keep it */
+        GR_BLOCK_GRAPH = 32,   /* with GR_BLOCK_RANGE: of a graph segment (segment/graph_segments.h); constant */
+};
 
 /*
- * These call gr_ledger_add, gr_ledger_forget (whose *ret_stale is returned) and gr_ledger_claim. Before that they make
- * the home of the block at that address forget it. No lock from GR_RANK_ARENA up is held.
+ * One block. Fields without a note are constant while it is in the ledger; gr_block_begin sets them, and for a range
+ * the files of segment/. The others name what writes them.
  */
-int gr_block_add(struct gr_core *core, struct gr_block *block, struct gr_block **ret_stale);
-struct gr_block *gr_block_forget(struct gr_core *core, uint64_t ptr);
+struct gr_block {
+        /* What a hit needs, in one cache line. */
+        uint64_t ptr;                   /* key */
+        size_t capacity_bytes;          /* what the driver was asked for */
+        _Atomic size_t requested_bytes; /* what the program asked for; set before state turns LIVE: arena.c, ledger.c */
+        struct gr_context *context;     /* the owner */
+        /* The open epoch when it was freed; guarded by the arena's lock while in a bin; written where it is cached. */
+        uint64_t freed_epoch;
+        struct gr_block *prev, *next; /* in the list that the block is in, whose lock guards them */
+        _Atomic uint32_t generation;  /* a new number each time it is handed out: gr_block_set_generation */
+        _Atomic uint16_t state;       /* and its home, see GR_HOME_SHIFT: arena.c, ledger.c, gr_block_restore */
+        uint8_t class;
+        _Atomic uint8_t flags; /* changed with the shard's lock held, by ledger.c */
 
-static inline int gr_block_claim(struct gr_core *core, uint64_t ptr, struct gr_block **ret_block)
+        unsigned kind; /* of pinned memory: the kind that gr_pinned_alloc was called with */
+        /* A graph uses it: the number of its hold (alloc/graph_hold.h), else 0; written by its owner. */
+        _Atomic unsigned hold;
+};
+
+/* Bytes of a block's structure, also where the block is the first field of a larger one (a range, pinned memory). */
+#define GR_BLOCK_ROOM (2 * (size_t)GR_LINE_BYTES)
+
+/* GR_BLOCK_ROOM zero bytes; NULL: out of memory. */
+static inline void *gr_block_new(void)
 {
-        struct gr_arena *home;
-        int rc;
+        return gr_metadata_alloc(GR_BLOCK_ROOM);
+}
 
-        while ((rc = gr_ledger_claim(core->ledger, ptr, ret_block, &home)) == -EBUSY)
-                gr_arena_forget(home, ptr);
-        return rc;
+/* block may be NULL. */
+static inline void gr_block_delete(void *block)
+{
+        gr_metadata_free(block, GR_BLOCK_ROOM);
 }
 
 /*
- * The driver refused to free block, which the caller took out of the ledger: it is the program's again. Where it cannot
- * be listed (out of memory) it is forgotten, and stays charged. No lock from GR_RANK_ARENA up is held.
+ * A block's state is enum gr_block_state in the low bits and its home above GR_HOME_SHIFT: 0 for none, or 1 + the
+ * shard of the arena that has it among its recent blocks (arena.h). Only a LIVE block has a home.
+ *
+ * Who may change it:
+ * - With an arena's lock held, by a plain store: the state of a block whose home this arena is, and that of a CACHED
+ *   block that it hands out (from its bins or fastbins, or for the owner of the block), as it becomes the home.
+ * - With the ledger shard's lock held: any other change from LIVE, and any change to GONE. The block then has no home,
+ *   and no arena can become its home meanwhile (gr_arenas_quiesce, gr_arena_forget).
  */
-void gr_block_restore(struct gr_core *core, struct gr_block *block);
+#define GR_HOME_SHIFT 8
 
-/* The process no longer has the block's memory: takes it off the accounts. A range is charged with its segment. */
-void gr_block_uncharge(struct gr_block *block);
+_Static_assert(GR_BLOCK_GONE < 1u << GR_HOME_SHIFT, "the state is in the bits below the home");
+_Static_assert((GR_SHARDS + 1) << GR_HOME_SHIFT <= UINT16_MAX, "and both have 16 bits");
+_Static_assert((GR_BLOCK_EXPORTED | GR_BLOCK_SPILLED | GR_BLOCK_HOST | GR_BLOCK_RANGE | GR_BLOCK_SYNC |
+                GR_BLOCK_GRAPH) <= UINT8_MAX,
+               "a byte of flags");
+_Static_assert(sizeof(struct gr_block) <= GR_BLOCK_ROOM, "each block is allocated with so much");
 
-/* As gr_block_uncharge, and frees the structure. */
-void gr_block_uncharge_and_delete(struct gr_block *block);
+/* The state without the home. */
+static inline enum gr_block_state gr_block_state(const struct gr_block *block)
+{
+        return (enum gr_block_state)(atomic_load(&block->state) & ((1u << GR_HOME_SHIFT) - 1));
+}
 
-/*
- * block was freed in the order of a stream, and is out of the ledger: keeps it charged, as cached, until its epoch is
- * idle. Without a limit it is uncharged at once, as then no request depends on the charge. No lock is held.
- */
-void gr_block_keep_charged(struct gr_block *block);
+/* Whether the program has the block; may change at once unless a lock of those above is held. */
+static inline bool gr_block_is_live(const struct gr_block *block)
+{
+        return gr_block_state(block) == GR_BLOCK_LIVE;
+}
 
-/*
- * Uncharges what was freed in the order of a stream, as far as the streams have come to those frees. Returns the bytes
- * that the device got back. Waits for nothing; no lock is held.
- */
-uint64_t gr_blocks_collect(struct gr_context *context);
+static inline bool gr_block_has_home(const struct gr_block *block)
+{
+        return atomic_load(&block->state) >> GR_HOME_SHIFT != 0;
+}
 
-/* The context has gone: uncharges all that gr_block_keep_charged has kept charged. */
-void gr_blocks_context_gone(struct gr_context *context);
+/* Makes a new block, or a range that is about to enter the ledger, CACHED: the caller owns it. */
+static inline void gr_block_begin_cached(struct gr_block *block, unsigned size_class, unsigned flags)
+{
+        block->state = GR_BLOCK_CACHED;
+        block->class = (uint8_t)size_class;
+        block->flags = (uint8_t)flags;
+}
+
+/* Fills a new block, which becomes CACHED. size_class: by gr_class_of or gr_class_of_block; flags: gr_block_flags. */
+static inline void gr_block_begin(struct gr_block *block, struct gr_context *context, uint64_t ptr,
+                                  size_t capacity_bytes, size_t requested_bytes, unsigned size_class, unsigned flags)
+{
+        block->ptr = ptr;
+        block->capacity_bytes = capacity_bytes;
+        block->requested_bytes = requested_bytes;
+        block->context = context;
+        gr_block_begin_cached(block, size_class, flags);
+}
+
+/* The generation of its next owner. The caller owns the block or has its list locked: no other thread hands it out. */
+static inline uint32_t gr_block_next_generation(const struct gr_block *block)
+{
+        return atomic_load_explicit(&block->generation, memory_order_relaxed) + 1;
+}
+
+/* Before gr_ledger_hand_out, by the owner. */
+static inline void gr_block_set_generation(struct gr_block *block, uint32_t generation)
+{
+        atomic_store_explicit(&block->generation, generation, memory_order_relaxed);
+}
 
 #endif

@@ -11,7 +11,7 @@
 #include "base/lock.h"
 #include "base/no_cancel.h"
 #include "base/size_class.h"
-#include "cache/block.h"
+#include "cache/block_life.h"
 #include "cache/ledger.h"
 #include "context/context.h"
 #include "fence/fence.h"

@@ -10,7 +10,7 @@
 #include "base/counters.h"
 #include "base/driver.h"
 #include "base/lock.h"
-#include "cache/block.h"
+#include "cache/block_life.h"
 #include "cache/ledger.h"
 #include "context/context.h"
 #include "fence/fence.h"

@@ -14,7 +14,7 @@
 #include "base/size_class.h"
 #include "cache/arena.h"
 #include "cache/bins_trim.h"
-#include "cache/block.h"
+#include "cache/block_life.h"
 #include "cache/ledger.h"
 #include "context/context.h"
 #include "fence/fence.h"

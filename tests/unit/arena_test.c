@@ -7,7 +7,7 @@
 
 #include "alloc/pool.h"
 #include "cache/bins_trim.h"
-#include "cache/block.h"
+#include "cache/block_life.h"
 #include "check.h"
 #include "core.h"
 #include "scripted.h"

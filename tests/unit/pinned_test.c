@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "cache/block.h"
+#include "cache/block_life.h"
 #include "pinned_gpu.h"
 #include "short_of_memory.h"
 

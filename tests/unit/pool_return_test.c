@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "cache/block.h"
+#include "cache/block_life.h"
 #include "pool_start.h"
 #include "reclaim/trim.h"
 

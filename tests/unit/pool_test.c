@@ -4,7 +4,7 @@
 #include "base/log.h"
 #include "base/metadata.h"
 #include "cache/bins_trim.h"
-#include "cache/block.h"
+#include "cache/block_life.h"
 #include "pool_start.h"
 #include "reclaim/trim.h"
 #include "short_of_memory.h"

@@ -10,7 +10,7 @@
 #include "alloc/ladder.h"
 #include "base/log.h"
 #include "base/metadata.h"
-#include "cache/block.h"
+#include "cache/block_life.h"
 #include "pool_gpu.h"
 #include "reclaim/trim.h"
 

@@ -1,4 +1,4 @@
-#include "cache/block.h"
+#include "cache/block_life.h"
 
 #include <assert.h>
 #include <errno.h>
