@@ -77,7 +77,7 @@ struct gr_arena *gr_arena_own(struct gr_context *context)
 
 static struct gr_block **recent_place(struct gr_arena *arena, uint64_t ptr)
 {
-        return &arena->recent[gr_ledger_mix(ptr) >> (64 - GR_RECENT_LOG2)];
+        return &arena->recent[gr_address_hash(ptr) >> (64 - GR_RECENT_LOG2)];
 }
 
 /*

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/lock.h"
+#include "base/attributes.h"
 #include "base/metadata.h"
 #include "base/shard.h"
 

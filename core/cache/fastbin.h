@@ -76,7 +76,7 @@ static inline void gr_fastbins_count(const struct gr_fastbins *fastbins, uint64_
 /* The index of the list for blocks of so many bytes. */
 static inline unsigned gr_fastbin_index(size_t bytes)
 {
-        return (unsigned)(gr_ledger_mix(bytes) >> (64 - GR_FASTBIN_LISTS_LOG2));
+        return (unsigned)(gr_address_hash(bytes) >> (64 - GR_FASTBIN_LISTS_LOG2));
 }
 
 /*

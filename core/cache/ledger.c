@@ -2,119 +2,34 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "base/address_table.h"
 #include "base/attributes.h"
 #include "base/lock.h"
-#include "base/metadata.h"
 #include "base/size_class.h"
 #include "context/context.h"
 
-#define SHARD_BITS   6 /* the top bits of the hash are the shard; those below are the slot in it */
-#define ROOM_LEAST   16
-#define SLOT_NOWHERE SIZE_MAX
-
-_Static_assert((ROOM_LEAST & (ROOM_LEAST - 1)) == 0, "a mask finds the next slot");
-_Static_assert(GR_LEDGER_SHARDS == 1u << SHARD_BITS, "the hash's first bits are the shard");
-
-static struct gr_ledger_shard *shard_of(struct gr_ledger *ledger, uint64_t hash)
+static struct gr_ledger_shard *shard_of(struct gr_ledger *ledger, uint64_t ptr)
 {
-        return &ledger->shards[hash >> (64 - SHARD_BITS)];
-}
-
-/* The slot at which a search for an address with this hash begins. */
-static size_t home_slot_of(const struct gr_ledger_shard *shard, uint64_t hash)
-{
-        return (size_t)((hash << SHARD_BITS) >> shard->shift);
-}
-
-/* The slot of ptr, or SLOT_NOWHERE. Lock held. */
-static size_t slot_of(const struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr)
-{
-        gr_assert_spin_locked(&shard->lock, GR_RANK_LEDGER);
-        if (!shard->slots)
-                return SLOT_NOWHERE;
-        for (size_t i = home_slot_of(shard, hash); shard->slots[i].block; i = (i + 1) & (shard->room - 1))
-                if (shard->slots[i].ptr == ptr)
-                        return i;
-        return SLOT_NOWHERE;
+        return &ledger->shards[gr_address_hash(ptr) >> (64 - GR_ADDRESS_CHOICE_BITS)];
 }
 
 /* The block at ptr, or NULL. Lock held. */
-static struct gr_block *find_locked(const struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr)
+static struct gr_block *find_in_shard(const struct gr_ledger_shard *shard, uint64_t ptr)
 {
-        size_t i = slot_of(shard, hash, ptr);
-
-        return i == SLOT_NOWHERE ? NULL : shard->slots[i].block;
-}
-
-/* There must be an empty slot. Lock held, or shard is the caller's own. */
-static void put_in_slot(struct gr_ledger_shard *shard, struct gr_block *block)
-{
-        size_t i = home_slot_of(shard, gr_ledger_mix(block->ptr));
-
-        assert(shard->count + 1 < shard->room); /* one slot stays empty, or a search would not end */
-        for (; shard->slots[i].block; i = (i + 1) & (shard->room - 1))
-                assert(shard->slots[i].ptr != block->ptr); /* take_stale came first */
-        shard->slots[i] = (struct gr_ledger_slot){block->ptr, block};
-        shard->count++;
-}
-
-/*
- * Makes sure that a block can be added. At least half of the slots stay empty, so that searches are short; without
- * memory for a larger table one empty slot suffices, as it ends a search. False: there is not even one. Lock held.
- */
-static bool ensure_slot(struct gr_ledger_shard *shard)
-{
-        size_t room = shard->room ? 2 * shard->room : ROOM_LEAST;
-        struct gr_ledger_shard larger = {.room = room, .shift = 64 - (unsigned)__builtin_ctzll(room)};
-
         gr_assert_spin_locked(&shard->lock, GR_RANK_LEDGER);
-        if (2 * (shard->count + 1) <= shard->room)
-                return true;
-        larger.slots = gr_metadata_alloc(room * sizeof(*larger.slots));
-        if (!larger.slots)
-                return shard->count + 1 < shard->room;
-        for (size_t i = 0; i < shard->room; i++)
-                if (shard->slots[i].block)
-                        put_in_slot(&larger, shard->slots[i].block);
-        assert(larger.count == shard->count);
-        gr_metadata_free(shard->slots, shard->room * sizeof(*shard->slots));
-        shard->slots = larger.slots;
-        shard->room = room;
-        shard->shift = larger.shift;
-        return true;
-}
-
-/*
- * Empties the slot. Entries behind it move up where a search, which ends at an empty slot, would miss them. Lock held.
- */
-static void empty(struct gr_ledger_shard *shard, size_t at)
-{
-        size_t last = shard->room - 1;
-
-        gr_assert_spin_locked(&shard->lock, GR_RANK_LEDGER);
-        assert(shard->count > 0 && shard->slots[at].block);
-        for (size_t i = (at + 1) & last; shard->slots[i].block; i = (i + 1) & last) {
-                size_t home_slot = home_slot_of(shard, gr_ledger_mix(shard->slots[i].ptr));
-
-                if (((i - home_slot) & last) < ((i - at) & last))
-                        continue; /* it would come before its home slot */
-                shard->slots[at] = shard->slots[i];
-                at = i;
-        }
-        shard->slots[at].block = NULL;
-        shard->count--;
+        return gr_address_table_find(&shard->table, ptr);
 }
 
 /* Takes block out of the table; it must be in it. Lock held. */
 static void take_out_of_table(struct gr_ledger_shard *shard, struct gr_block *block)
 {
-        size_t at = slot_of(shard, gr_ledger_mix(block->ptr), block->ptr);
+        struct gr_address_slot *slot = gr_address_table_slot(&shard->table, block->ptr);
 
-        assert(at != SLOT_NOWHERE && shard->slots[at].block == block);
-        empty(shard, at);
+        gr_assert_spin_locked(&shard->lock, GR_RANK_LEDGER);
+        assert(slot && slot->value == block);
+        gr_address_table_remove(&shard->table, slot);
 }
 
 void gr_ledger_init(struct gr_ledger *ledger)
@@ -125,14 +40,11 @@ void gr_ledger_init(struct gr_ledger *ledger)
 void gr_ledger_destroy(struct gr_ledger *ledger)
 {
         for (size_t i = 0; i < GR_LEDGER_SHARDS; i++) {
-                struct gr_ledger_shard *shard = &ledger->shards[i];
+                struct gr_address_table *table = &ledger->shards[i].table;
 
-                for (size_t j = 0; j < shard->room; j++) {
-                        shard->count -= shard->slots[j].block != NULL;
-                        gr_block_delete(shard->slots[j].block);
-                }
-                assert(shard->count == 0);
-                gr_metadata_free(shard->slots, shard->room * sizeof(*shard->slots));
+                for (size_t j = 0; j < table->room; j++)
+                        gr_block_delete(table->slots[j].value);
+                gr_address_table_clear(table);
         }
 }
 
@@ -140,10 +52,10 @@ void gr_ledger_destroy(struct gr_ledger *ledger)
  * Takes the block at ptr out, if any, makes it GONE, and sets *ret_stale to it where it was LIVE, else to NULL. -EAGAIN
  * as gr_ledger_add says. Lock held.
  */
-static int take_stale(struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr, struct gr_context **quiesced,
+static int take_stale(struct gr_ledger_shard *shard, uint64_t ptr, struct gr_context **quiesced,
                       struct gr_block **ret_stale)
 {
-        struct gr_block *stale = find_locked(shard, hash, ptr);
+        struct gr_block *stale = find_in_shard(shard, ptr);
 
         gr_assert_spin_locked(&shard->lock, GR_RANK_LEDGER);
         if (stale && stale->context != *quiesced) {
@@ -166,17 +78,14 @@ static int take_stale(struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr
 GR_HOT_CODE int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_context **quiesced,
                               struct gr_block **ret_stale)
 {
-        uint64_t hash = gr_ledger_mix(block->ptr);
-        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_ledger_shard *shard = shard_of(ledger, block->ptr);
         int rc;
 
         assert(block->ptr != 0 && block->capacity_bytes > 0 && block->class < GR_CLASS_COUNT);
         assert(atomic_load(&block->state) == GR_BLOCK_CACHED || atomic_load(&block->state) == GR_BLOCK_LIVE);
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        rc = take_stale(shard, hash, block->ptr, quiesced, ret_stale);
-        if (!rc && ensure_slot(shard))
-                put_in_slot(shard, block);
-        else if (!rc)
+        rc = take_stale(shard, block->ptr, quiesced, ret_stale);
+        if (!rc && !gr_address_table_put(&shard->table, block->ptr, block))
                 rc = -ENOMEM;
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         return rc;
@@ -184,15 +93,14 @@ GR_HOT_CODE int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, 
 
 int gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr, struct gr_context **quiesced, struct gr_block **ret_stale)
 {
-        uint64_t hash = gr_ledger_mix(ptr);
-        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_ledger_shard *shard = shard_of(ledger, ptr);
         struct gr_block *block;
         int rc = 0;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        block = find_locked(shard, hash, ptr);
+        block = find_in_shard(shard, ptr);
         if (block && !(block->flags & GR_BLOCK_RANGE))
-                rc = take_stale(shard, hash, ptr, quiesced, ret_stale);
+                rc = take_stale(shard, ptr, quiesced, ret_stale);
         else
                 *ret_stale = NULL;
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
@@ -201,7 +109,7 @@ int gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr, struct gr_context *
 
 bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
 {
-        struct gr_ledger_shard *shard = shard_of(ledger, gr_ledger_mix(block->ptr));
+        struct gr_ledger_shard *shard = shard_of(ledger, block->ptr);
         bool there;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
@@ -215,7 +123,7 @@ bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
 
 GR_HOT_CODE enum gr_block_state gr_ledger_make_gone(struct gr_ledger *ledger, struct gr_block *block)
 {
-        struct gr_ledger_shard *shard = shard_of(ledger, gr_ledger_mix(block->ptr));
+        struct gr_ledger_shard *shard = shard_of(ledger, block->ptr);
         enum gr_block_state before;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
@@ -241,13 +149,12 @@ static struct gr_arena *home_of(const struct gr_block *block)
 
 GR_HOT_CODE struct gr_arena *gr_ledger_home(struct gr_ledger *ledger, uint64_t ptr)
 {
-        uint64_t hash = gr_ledger_mix(ptr);
-        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_ledger_shard *shard = shard_of(ledger, ptr);
         struct gr_block *block;
         struct gr_arena *home;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        block = find_locked(shard, hash, ptr);
+        block = find_in_shard(shard, ptr);
         home = block ? home_of(block) : NULL;
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         return home;
@@ -256,13 +163,12 @@ GR_HOT_CODE struct gr_arena *gr_ledger_home(struct gr_ledger *ledger, uint64_t p
 GR_HOT_CODE int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block,
                                 struct gr_arena **ret_home)
 {
-        uint64_t hash = gr_ledger_mix(ptr);
-        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_ledger_shard *shard = shard_of(ledger, ptr);
         struct gr_block *block;
         int rc = 0;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        block = find_locked(shard, hash, ptr);
+        block = find_in_shard(shard, ptr);
         if (!block) {
                 rc = -ENOENT;
         } else if ((*ret_home = home_of(block))) {
@@ -286,12 +192,11 @@ bool gr_ledger_hand_out(struct gr_block *block, size_t requested_bytes)
 
 int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info *ret_info)
 {
-        uint64_t hash = gr_ledger_mix(ptr);
-        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_ledger_shard *shard = shard_of(ledger, ptr);
         struct gr_block *block;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        block = find_locked(shard, hash, ptr);
+        block = find_in_shard(shard, ptr);
         if (block)
                 *ret_info = (struct gr_block_info){
                         .context = block->context,
@@ -316,8 +221,8 @@ void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts
                 struct gr_ledger_shard *shard = &ledger->shards[i];
 
                 gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-                for (size_t j = 0; j < shard->room; j++) {
-                        const struct gr_block *block = shard->slots[j].block;
+                for (size_t j = 0; j < shard->table.room; j++) {
+                        const struct gr_block *block = shard->table.slots[j].value;
 
                         if (!block || !gr_block_is_live(block) || block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST) ||
                             block->context->ordinal != device)
@@ -333,13 +238,12 @@ void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts
 
 static int set_flag(struct gr_ledger *ledger, uint64_t ptr, enum gr_block_flags flag, bool on)
 {
-        uint64_t hash = gr_ledger_mix(ptr);
-        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_ledger_shard *shard = shard_of(ledger, ptr);
         struct gr_block *block;
         bool live;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        block = find_locked(shard, hash, ptr);
+        block = find_in_shard(shard, ptr);
         live = block && gr_block_is_live(block);
         if (live)
                 block->flags = on ? block->flags | flag : block->flags & ~flag;
@@ -365,13 +269,14 @@ void gr_ledger_context_gone(struct gr_ledger *ledger, struct gr_context *context
                 uint16_t before;
 
                 gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-                for (size_t j = 0; j < shard->room;) {
-                        block = shard->slots[j].block;
+                for (size_t j = 0; j < shard->table.room;) {
+                        block = shard->table.slots[j].value;
                         if (!block || block->context != context) {
                                 j++;
                                 continue;
                         }
-                        empty(shard, j); /* another one may have moved up into it */
+                        /* Another one may move up into the slot. */
+                        gr_address_table_remove(&shard->table, &shard->table.slots[j]);
                         before = atomic_exchange(&block->state, GR_BLOCK_GONE);
                         assert(before >> GR_HOME_SHIFT == 0); /* the arenas are quiesced */
                         if (before == GR_BLOCK_LIVE) {

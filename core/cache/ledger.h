@@ -1,9 +1,5 @@
 /*
  * The ledger: the table of all blocks by address. Sharded; each shard has its own lock, held for a look-up only.
- *
- * A shard is a hash table of addresses and pointers to their blocks, with open addressing and linear probing. Among a
- * million blocks nearly every access misses the processor's caches and the TLB; a look-up then costs one miss for the
- * address and one for the block, where chains cost four and more (docs/measurements.md, ledger-table).
  */
 #ifndef GR_LEDGER_H
 #define GR_LEDGER_H
@@ -12,25 +8,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/address_table.h"
+#include "base/attributes.h"
 #include "base/lock.h"
-#include "base/shard.h"
 #include "cache/block.h"
 
-#define GR_LEDGER_SHARDS 64
+#define GR_LEDGER_SHARDS (1 << GR_ADDRESS_CHOICE_BITS)
 
 struct gr_arena;
 struct gr_context;
 
-struct gr_ledger_slot {
-        uint64_t ptr;
-        struct gr_block *block; /* NULL: the slot is empty */
-};
-
 struct gr_ledger_shard {
         struct gr_spin lock; /* guards what follows, and which blocks exist; adding may call the C library's malloc */
-        struct gr_ledger_slot *slots; /* NULL: none yet */
-        size_t room, count;           /* all slots, a power of two; the slots in use */
-        unsigned shift;               /* from a hash without the shard's bits to a slot: 64 - log2(room) */
+        struct gr_address_table table; /* of struct gr_block */
 } __attribute__((aligned(GR_LINE_BYTES)));
 
 struct gr_ledger {
@@ -51,12 +41,6 @@ struct gr_block_info {
         bool sync;                  /* gr_ledger_set_sync */
         unsigned kind;
 };
-
-/* Fibonacci hashing: addresses are multiples of 512, so the low bits say little; the product's high bits mix all. */
-static inline uint64_t gr_ledger_mix(uint64_t ptr)
-{
-        return (ptr >> 9) * UINT64_C(0x9E3779B97F4A7C15);
-}
 
 /* Makes ledger an empty one. */
 void gr_ledger_init(struct gr_ledger *ledger);

@@ -57,7 +57,7 @@ static bool broken(struct gr_core *core)
 
 static struct gr_pinned_bin *bin_of(struct gr_core *core, unsigned class, struct gr_context *context, unsigned kind)
 {
-        uint64_t hash = gr_ledger_mix((uint64_t)(uintptr_t)context ^ (uint64_t)kind << 32);
+        uint64_t hash = gr_address_hash((uint64_t)(uintptr_t)context ^ (uint64_t)kind << 32);
 
         return &core->pinned->bins[class][hash >> (64 - GR_PINNED_SORTS_LOG2)];
 }

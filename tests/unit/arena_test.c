@@ -241,7 +241,7 @@ static void test_forget_others(void)
         ptr = alloc_recent(4096);
         arena = gr_arena_own(context);
         for (uint64_t other = ptr + 512; same < 3 || empty < 3; other += 512) {
-                if (gr_ledger_mix(other) >> (64 - GR_RECENT_LOG2) == gr_ledger_mix(ptr) >> (64 - GR_RECENT_LOG2))
+                if (gr_address_hash(other) >> (64 - GR_RECENT_LOG2) == gr_address_hash(ptr) >> (64 - GR_RECENT_LOG2))
                         same++;
                 else
                         empty++;

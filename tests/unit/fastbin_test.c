@@ -150,7 +150,7 @@ static void test_list_shared(void)
         size_t other = one + 512;
         uint64_t a, b, c, rest;
 
-        while ((gr_ledger_mix(one) ^ gr_ledger_mix(other)) >> (64 - GR_FASTBIN_LISTS_LOG2))
+        while ((gr_address_hash(one) ^ gr_address_hash(other)) >> (64 - GR_FASTBIN_LISTS_LOG2))
                 other += 512;
         gpu_begin_auto();
         rest = gpu_take(64 * MIB);

@@ -343,7 +343,7 @@ static void test_no_ledger(void)
 
         begin(&sg_driver, &plain);
         block = gr_block_new();
-        memory_runs_out(sizeof(struct gr_ledger_slot));
+        memory_runs_out(sizeof(struct gr_address_slot));
         GR_CHECK(gr_pinned_alloc(one, MIB, KIND, allocate, one->handle, &ptr) == -ENOMEM && allocs == 0);
         gr_block_delete(block); /* the one structure that there is */
         GR_CHECK(gr_pinned_alloc(one, MIB, KIND, allocate, one->handle, &ptr) == -ENOMEM);
