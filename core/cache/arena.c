@@ -144,11 +144,6 @@ static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struc
         gr_cached_add(&arena->cached, -(int64_t)gr_footprint_bytes(block->capacity_bytes));
 }
 
-void gr_arena_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
-{
-        remove_from(arena, bin, bin->blocks, block);
-}
-
 /*
  * Updates the peak of live memory. That reads a cache line of each arena which its hits write, so it is done less often
  * the more arenas there are. Arena lock held.
@@ -252,6 +247,18 @@ bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes)
         return large + bytes <= gr_max(peak / FASTBIN_SHARE / arenas, FASTBIN_LEAST_BYTES);
 }
 
+/*
+ * The fast path: gr_arena_alloc and gr_arena_free, and what else only they need. A hit takes one lock, the arena's, and
+ * looks nothing up. Of the block it needs the first cache line, of the arena the first, the bin's and one of recent[].
+ *
+ * It is left for the slow path where the thread's arena has not been made, the fence is broken, or
+ * - an allocation: the bin or fastbin is empty; its oldest block is not usable yet, too small or GONE; the class is one
+ *   of several sizes (from GR_CLASS_EXACT on); the arenas are quiesced;
+ * - a free: the arena of the thread's last hit does not remember the block; the block has another flag, such as
+ *   EXPORTED; the fastbins are full; the fence does not cover all contexts; the thread bypasses the cache; each free
+ *   waits for the GPU (GR_REUSE_SYNC).
+ */
+
 /* As gr_arena_alloc, for a request that segments serve. */
 GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct gr_context *context, size_t bytes)
 {
@@ -270,36 +277,6 @@ GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct 
         }
         gr_arena_unlock(arena);
         return ptr;
-}
-
-struct gr_block *gr_arena_take_fastbin(struct gr_arena *arena, size_t bytes)
-{
-        struct gr_block *block;
-
-        gr_arena_lock(arena);
-        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));
-        if (block && may_hand_out(block, arena->context, arena->context->fence)) {
-                gr_fastbin_leave(&arena->fastbins, block);
-                count_hit(arena);
-        } else {
-                block = NULL;
-        }
-        gr_arena_unlock(arena);
-        return block;
-}
-
-uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes)
-{
-        struct gr_block *block;
-        uint64_t epoch;
-
-        if (gr_fastbins_bytes(&arena->fastbins) == 0)
-                return 0;
-        gr_arena_lock(arena);
-        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));
-        epoch = block ? block->freed_epoch : 0;
-        gr_arena_unlock(arena);
-        return epoch;
 }
 
 GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
@@ -331,33 +308,6 @@ GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         }
         gr_arena_unlock(arena);
         return ptr;
-}
-
-GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_arena *arena, struct gr_block *block, size_t bytes)
-{
-        struct gr_context *context = arena->context;
-        uint64_t ptr = 0;
-
-        if (context->core->config.pool != GR_POOL_AUTO || block->flags != GR_BLOCK_RANGE)
-                return 0;
-        gr_arena_lock(arena);
-        if (may_hit(context) && atomic_load(&block->state) == GR_BLOCK_CACHED &&
-            !atomic_load(&context->fastbins_closed))
-                ptr = hand_out_at_home(arena, block, next_generation(arena), bytes);
-        gr_arena_unlock(arena);
-        remember_arena(arena);
-        return ptr;
-}
-
-uint32_t gr_arena_generation(struct gr_context *context)
-{
-        struct gr_arena *arena = gr_arena_own(context);
-        uint32_t generation;
-
-        gr_arena_lock(arena);
-        generation = next_generation(arena);
-        gr_arena_unlock(arena);
-        return generation;
 }
 
 /*
@@ -417,8 +367,11 @@ GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr,
                 return NULL;
         if (__builtin_expect(take_back(arena, ptr, 0, ret_should_close), 1))
                 return arena->context;
+        /* It may be a range all the same, of a segment that is not one of the two newest. */
         return take_back_range(core, arena, ptr, ret_should_close);
 }
+
+/* The slow path. */
 
 GR_HOT_CODE struct gr_arena *gr_arena_free_at_home(struct gr_core *core, uint64_t ptr, bool *ret_should_close)
 {
@@ -452,6 +405,82 @@ GR_HOT_CODE struct gr_block *gr_arena_claim(struct gr_core *core, uint64_t ptr)
         return block;
 }
 
+GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_arena *arena, struct gr_block *block, size_t bytes)
+{
+        struct gr_context *context = arena->context;
+        uint64_t ptr = 0;
+
+        if (context->core->config.pool != GR_POOL_AUTO || block->flags != GR_BLOCK_RANGE)
+                return 0;
+        gr_arena_lock(arena);
+        if (may_hit(context) && atomic_load(&block->state) == GR_BLOCK_CACHED &&
+            !atomic_load(&context->fastbins_closed))
+                ptr = hand_out_at_home(arena, block, next_generation(arena), bytes);
+        gr_arena_unlock(arena);
+        remember_arena(arena);
+        return ptr;
+}
+
+uint32_t gr_arena_generation(struct gr_context *context)
+{
+        struct gr_arena *arena = gr_arena_own(context);
+        uint32_t generation;
+
+        gr_arena_lock(arena);
+        generation = next_generation(arena);
+        gr_arena_unlock(arena);
+        return generation;
+}
+
+struct gr_block *gr_arena_take_fastbin(struct gr_arena *arena, size_t bytes)
+{
+        struct gr_block *block;
+
+        gr_arena_lock(arena);
+        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));
+        if (block && may_hand_out(block, arena->context, arena->context->fence)) {
+                gr_fastbin_leave(&arena->fastbins, block);
+                count_hit(arena);
+        } else {
+                block = NULL;
+        }
+        gr_arena_unlock(arena);
+        return block;
+}
+
+uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes)
+{
+        struct gr_block *block;
+        uint64_t epoch;
+
+        if (gr_fastbins_bytes(&arena->fastbins) == 0)
+                return 0;
+        gr_arena_lock(arena);
+        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));
+        epoch = block ? block->freed_epoch : 0;
+        gr_arena_unlock(arena);
+        return epoch;
+}
+
+void gr_arena_enter_fastbin(struct gr_arena *arena, struct gr_block *block)
+{
+        gr_arena_lock(arena);
+        gr_fastbin_enter(&arena->fastbins, block);
+        gr_arena_unlock(arena);
+}
+
+GR_HOT_CODE struct gr_block *gr_arena_empty_fastbins(struct gr_arena *arena)
+{
+        struct gr_block *blocks;
+
+        if (gr_fastbins_bytes(&arena->fastbins) == 0)
+                return NULL;
+        gr_arena_lock(arena);
+        blocks = gr_fastbins_empty(&arena->fastbins, arena->context->device);
+        gr_arena_unlock(arena);
+        return blocks;
+}
+
 void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_should_close)
 {
         struct gr_arena *arena = gr_arena_own(context);
@@ -462,6 +491,11 @@ void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synce
         block->freed_epoch = synced ? 0 : note_freed(arena, context->fence, block->capacity_bytes, ret_should_close);
         put_in_bin(arena, block);
         gr_arena_unlock(arena);
+}
+
+void gr_arena_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
+{
+        remove_from(arena, bin, bin->blocks, block);
 }
 
 /*
@@ -557,25 +591,6 @@ size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class,
         gr_budget_pass_grant(device, &from->cached, &to->cached, bytes);
         gr_budget_uncache(device, bytes);
         return done;
-}
-
-void gr_arena_enter_fastbin(struct gr_arena *arena, struct gr_block *block)
-{
-        gr_arena_lock(arena);
-        gr_fastbin_enter(&arena->fastbins, block);
-        gr_arena_unlock(arena);
-}
-
-GR_HOT_CODE struct gr_block *gr_arena_empty_fastbins(struct gr_arena *arena)
-{
-        struct gr_block *blocks;
-
-        if (gr_fastbins_bytes(&arena->fastbins) == 0)
-                return NULL;
-        gr_arena_lock(arena);
-        blocks = gr_fastbins_empty(&arena->fastbins, arena->context->device);
-        gr_arena_unlock(arena);
-        return blocks;
 }
 
 void gr_arena_forget(struct gr_arena *arena, uint64_t ptr)
