@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "base/lock.h"
 #include "base/size_class.h"
+#include "cache/block.h"
 #include "cache/block_life.h"
 #include "cache/ledger.h"
 #include "cache/pool_kind.h"

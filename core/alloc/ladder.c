@@ -17,7 +17,7 @@
 #include "base/size.h"
 #include "base/size_class.h"
 #include "base/thread.h"
-#include "cache/ledger.h"
+#include "cache/block.h"
 #include "cache/pool_kind.h"
 #include "context/capture_gate.h"
 #include "context/context.h"

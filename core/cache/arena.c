@@ -5,6 +5,7 @@
 #include <utlist.h>
 
 #include "account/budget.h"
+#include "base/address_table.h"
 #include "base/arith.h"
 #include "base/attributes.h"
 #include "base/lock.h"

@@ -33,8 +33,8 @@
 #include "base/lock.h"
 #include "base/shard.h"
 #include "base/size_class.h"
+#include "cache/block.h"
 #include "cache/fastbin.h"
-#include "cache/ledger.h"
 #include "context/context.h"
 
 #define GR_RECENT_LOG2 10

@@ -9,7 +9,7 @@
 #include "base/lock.h"
 #include "base/size_class.h"
 #include "cache/arena.h"
-#include "cache/ledger.h"
+#include "cache/block.h"
 #include "context/context.h"
 
 uint64_t gr_arenas_cached(struct gr_context *context)

@@ -18,9 +18,10 @@
 #include <stdint.h>
 
 #include "account/budget.h"
+#include "base/address_table.h"
 #include "base/lock.h"
 #include "base/size_class.h"
-#include "cache/ledger.h"
+#include "cache/block.h"
 
 #define GR_FASTBIN_LISTS_LOG2 8
 #define GR_FASTBIN_LOOK       8 /* most blocks of other sizes that a search skips */

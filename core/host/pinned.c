@@ -7,6 +7,7 @@
 #include <utlist.h>
 
 #include "account/budget.h"
+#include "base/address_table.h"
 #include "base/counters.h"
 #include "base/lock.h"
 #include "base/no_cancel.h"

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/metadata.h"
 #include "base/size_class.h"
-#include "cache/ledger.h"
+#include "cache/block.h"
 #include "context/context.h"
 #include "fence/fence.h"
 #include "fence/fence_wait.h"

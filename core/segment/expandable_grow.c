@@ -10,7 +10,7 @@
 #include "base/driver.h"
 #include "base/lock.h"
 #include "base/size_class.h"
-#include "cache/ledger.h"
+#include "cache/block.h"
 #include "context/context.h"
 #include "fence/fence.h"
 #include "host/pinned.h"

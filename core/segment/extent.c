@@ -9,7 +9,7 @@
 #include "base/attributes.h"
 #include "base/counters.h"
 #include "base/size_class.h"
-#include "cache/ledger.h"
+#include "cache/block.h"
 #include "context/context.h"
 #include "segment/range.h"
 #include "segment/segments_state.h"

@@ -11,7 +11,7 @@
 #include "base/attributes.h"
 #include "base/lock.h"
 #include "base/size_class.h"
-#include "cache/ledger.h"
+#include "cache/block.h"
 #include "context/context.h"
 #include "fence/fence.h"
 #include "segment/segments_state.h"

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "base/lock.h"
-#include "cache/ledger.h"
+#include "cache/block.h"
 #include "context/context.h"
 #include "segment/segments_state.h"
 

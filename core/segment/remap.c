@@ -10,7 +10,7 @@
 #include "base/lock.h"
 #include "base/log.h"
 #include "base/size_class.h"
-#include "cache/ledger.h"
+#include "cache/block.h"
 #include "context/context.h"
 #include "fence/fence.h"
 #include "segment/extent.h"
