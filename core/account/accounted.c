@@ -41,7 +41,7 @@ void gr_accounted_destroy(struct gr_accounted_ledger *ledger)
         gr_lock_destroy(&ledger->lock);
 }
 
-static void uncharge(struct gr_accounted *entry)
+static void uncharge_and_free(struct gr_accounted *entry)
 {
         gr_budget_uncharge(entry->device, (enum gr_memory_kind)entry->key.kind, entry->bytes);
         free(entry);
@@ -56,10 +56,10 @@ static void remove_locked(struct gr_accounted_ledger *ledger, struct gr_accounte
         if (entry->taken)
                 entry->removed = true;
         else
-                uncharge(entry);
+                uncharge_and_free(entry);
 }
 
-static struct gr_accounted *find_locked(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind, uint64_t handle)
+static struct gr_accounted *find_entry(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind, uint64_t handle)
 {
         struct gr_accounted wanted = {.key = {handle, kind}}, *entry;
 
@@ -78,7 +78,7 @@ int gr_accounted_add(struct gr_accounted_ledger *ledger, struct gr_device *devic
         if (entry)
                 *entry = (struct gr_accounted){.key = {handle, kind}, .device = device, .owner = owner, .bytes = bytes};
         gr_lock(&ledger->lock);
-        stale = find_locked(ledger, kind, handle);
+        stale = find_entry(ledger, kind, handle);
         if (stale)
                 remove_locked(ledger, stale);
         if (entry) {
@@ -99,7 +99,7 @@ struct gr_accounted *gr_accounted_free_begin(struct gr_accounted_ledger *ledger,
         struct gr_accounted *entry;
 
         gr_lock(&ledger->lock);
-        entry = find_locked(ledger, kind, handle);
+        entry = find_entry(ledger, kind, handle);
         if (entry && entry->taken)
                 entry = NULL;
         if (entry)
@@ -118,7 +118,7 @@ void gr_accounted_free_end(struct gr_accounted_ledger *ledger, struct gr_account
         assert(entry->taken); /* by gr_accounted_free_begin, so that no other thread has freed it */
         entry->taken = false;
         if (entry->removed)
-                uncharge(entry);
+                uncharge_and_free(entry);
         else if (freed)
                 remove_locked(ledger, entry);
         gr_unlock(&ledger->lock);

@@ -101,7 +101,7 @@ void gr_budget_answered(struct gr_device *device, uint64_t bytes)
 }
 
 /* Changes the charge, also beyond the limits. */
-static void adjust(struct gr_device *device, int64_t bytes)
+static void adjust_charge(struct gr_device *device, int64_t bytes)
 {
         const struct gr_group *group = atomic_load(&device->group);
 
@@ -134,7 +134,7 @@ int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t 
 
 void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes)
 {
-        adjust(device, -(int64_t)reserved_bytes);
+        adjust_charge(device, -(int64_t)reserved_bytes);
         gr_budget_answered(device, reserved_bytes);
 }
 
@@ -158,7 +158,7 @@ void gr_budget_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint
 {
         add_kind(device, kind, -bytes);
         if (gr_memory_kind_is_charged(kind)) {
-                adjust(device, -(int64_t)bytes);
+                adjust_charge(device, -(int64_t)bytes);
                 note_reserved(device);
         }
 }
@@ -166,7 +166,7 @@ void gr_budget_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint
 void gr_budget_force(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)
 {
         if (gr_memory_kind_is_charged(kind)) {
-                adjust(device, (int64_t)bytes);
+                adjust_charge(device, (int64_t)bytes);
                 note_reserved(device);
         }
         add_kind(device, kind, bytes);
@@ -211,21 +211,21 @@ static int commit_block(struct gr_device *device, uint64_t ptr, size_t capacity_
                 uint64_t bytes = gr_footprint_bytes(capacity_bytes);
 
                 if (bytes > reserved_bytes && !charge(device, bytes - reserved_bytes)) {
-                        adjust(device, -(int64_t)reserved_bytes);
+                        adjust_charge(device, -(int64_t)reserved_bytes);
                         return -EDQUOT;
                 }
                 if (bytes < reserved_bytes)
-                        adjust(device, -(int64_t)(reserved_bytes - bytes));
+                        adjust_charge(device, -(int64_t)(reserved_bytes - bytes));
                 return 0;
         }
         if (reserved_bytes > GR_PAGE_BYTES) {
-                adjust(device, -(int64_t)(reserved_bytes - GR_PAGE_BYTES));
+                adjust_charge(device, -(int64_t)(reserved_bytes - GR_PAGE_BYTES));
                 reserved_bytes = GR_PAGE_BYTES;
         }
         gr_lock(&device->slabs_lock);
         slab = slab_find(device, ptr >> GR_PAGE_SHIFT);
         if (slab) {
-                adjust(device, -(int64_t)reserved_bytes);
+                adjust_charge(device, -(int64_t)reserved_bytes);
         } else if (!reserved_bytes) {
                 rc = -EDQUOT;
         } else {
@@ -242,7 +242,7 @@ static int commit_block(struct gr_device *device, uint64_t ptr, size_t capacity_
                         device->slab_count++;
                         atomic_fetch_add(&device->slab_rest_bytes, GR_PAGE_BYTES);
                 } else {
-                        adjust(device, -(int64_t)reserved_bytes);
+                        adjust_charge(device, -(int64_t)reserved_bytes);
                         rc = -ENOMEM;
                 }
         }
@@ -285,7 +285,7 @@ uint64_t gr_budget_uncharge_block(struct gr_device *device, uint64_t ptr, size_t
                 }
                 gr_unlock(&device->slabs_lock);
         }
-        adjust(device, -(int64_t)bytes);
+        adjust_charge(device, -(int64_t)bytes);
         note_reserved(device);
         return bytes;
 }
@@ -467,7 +467,7 @@ void gr_budget_pass_grant(struct gr_device *device, struct gr_cached *from, stru
  * Sets the keeper's grant to what it holds + more_bytes, or to 0 if it holds nothing. False: all grants together are
  * too large.
  */
-static bool grant(struct gr_device *device, struct gr_cached *keeper, uint64_t more_bytes, uint64_t threshold)
+static bool set_grant(struct gr_device *device, struct gr_cached *keeper, uint64_t more_bytes, uint64_t threshold)
 {
         uint64_t has = atomic_load(&keeper->bytes), bytes = has ? has + more_bytes : 0;
         uint64_t change = bytes - atomic_exchange(&keeper->granted_bytes, bytes); /* modulo 2^64 */
@@ -485,11 +485,11 @@ static void grant_more(struct gr_device *device, struct gr_cached *keeper, uint6
                 bytes += atomic_load(&each->bytes) ? atomic_load(&each->bytes) + step : 0;
         step = bytes <= threshold ? step : 0;
         if (atomic_exchange(&device->granted_for_bytes, threshold) == threshold &&
-            (grant(device, keeper, step, threshold) || step == 0))
+            (set_grant(device, keeper, step, threshold) || step == 0))
                 return;
         /* Set all grants anew: some are no longer needed, or were made for another threshold. */
         for (each = atomic_load(&device->keepers); each; each = each->next)
-                grant(device, each, step, threshold);
+                set_grant(device, each, step, threshold);
 }
 
 bool gr_budget_grown(struct gr_device *device, struct gr_cached *keeper)

@@ -82,7 +82,7 @@ static bool is_optional(const struct climb *climb)
 }
 
 /* Notes the result rc of a try, and returns it. A request counts as one limit hit, however often it is tried. */
-static int note(struct climb *climb, int rc)
+static int note_result(struct climb *climb, int rc)
 {
         if (gr_is_out_of_memory(rc))
                 climb->error = rc;
@@ -105,14 +105,14 @@ static int try_again(struct climb *climb, struct gr_block **ret_block)
         struct gr_block *block = NULL;
 
         if (!climb->request)
-                return note(climb, climb->attempt(climb->arg));
+                return note_result(climb, climb->attempt(climb->arg));
         if (any_block_serves(climb) && climb->context->core->config.pool != GR_POOL_NONE)
                 block = gr_source_take(climb->request);
         if (block) {
                 *ret_block = block;
                 return 0;
         }
-        return note(climb, gr_source_fresh(climb->request, ret_block));
+        return note_result(climb, gr_source_fresh(climb->request, ret_block));
 }
 
 /* READY and FENCE: serves the request from the cache. The rung's statistics count the block's size. */
@@ -248,7 +248,7 @@ static int from_driver_plainly(struct climb *climb, struct gr_block **ret_block)
 {
         if (climb->error != -ENOMEM || !climb->request || !climb->request->by_segments)
                 return climb->error;
-        return note(climb, gr_source_fresh_plain(climb->request, ret_block));
+        return note_result(climb, gr_source_fresh_plain(climb->request, ret_block));
 }
 
 /* The NEIGHBOUR rung. Neighbours cannot help where the process's own limit refuses the request. */
@@ -260,7 +260,7 @@ static int from_neighbours(struct climb *climb, struct gr_block **ret_block)
         return from_rung(climb, GR_RUNG_NEIGHBOUR, ret_block);
 }
 
-static bool add_freed(struct gr_context *context, void *arg)
+static bool add_freed_bytes(struct gr_context *context, void *arg)
 {
         *(uint64_t *)arg += gr_fence_freed_bytes(context->fence);
         return true;
@@ -272,7 +272,7 @@ static uint64_t freed_so_far(struct gr_device *device, struct gr_core *core)
         uint64_t freed_bytes = 0;
 
         /* A free raises this sum; memory that goes back to the driver lowers what is reserved. */
-        gr_context_each(core, device->ordinal, add_freed, &freed_bytes);
+        gr_context_each(core, device->ordinal, add_freed_bytes, &freed_bytes);
         return freed_bytes - atomic_load(&device->reserved_bytes);
 }
 
@@ -355,7 +355,7 @@ static int from_host(struct climb *climb, struct gr_block **ret_block)
 }
 
 /* One rung before FAIL, and the tries of the request that belong to it. */
-static int from(struct climb *climb, enum gr_rung rung, struct gr_block **ret_block)
+static int climb_rung(struct climb *climb, enum gr_rung rung, struct gr_block **ret_block)
 {
         int rc;
 
@@ -384,7 +384,7 @@ static int from(struct climb *climb, enum gr_rung rung, struct gr_block **ret_bl
 }
 
 /* The FAIL rung: the report, and a moment in which this thread's frees bypass the cache. */
-static void fail(struct climb *climb)
+static void fail_climb(struct climb *climb)
 {
         struct gr_core *core = climb->context->core;
 
@@ -407,7 +407,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         struct gr_context *context = climb->context;
         struct gr_core *core = context->core;
         enum gr_rung end = is_optional(climb) ? GR_RUNG_DROP : GR_RUNG_FAIL;
-        int rc = note(climb, climb->error);
+        int rc = note_result(climb, climb->error);
         GR_NO_CANCEL; /* the request is tried with the device's ladder_lock held */
 
         gr_lock_rank_assert_free_from(GR_RANK_LADDER);
@@ -423,9 +423,9 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         }
 
         for (enum gr_rung rung = GR_RUNG_READY; rung < end && gr_is_out_of_memory(rc); rung++)
-                rc = from(climb, rung, ret_block);
+                rc = climb_rung(climb, rung, ret_block);
         if (gr_is_out_of_memory(rc) && !is_optional(climb))
-                fail(climb);
+                fail_climb(climb);
         return rc;
 }
 

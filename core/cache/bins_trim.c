@@ -23,8 +23,8 @@
  * want_bytes or one batch, but never exceeds most_bytes. At most room of them; returns how many. Bins of classes below
  * GR_CLASS_EXACT may be long, so it gives up there after PASSED_MOST blocks that do not fit.
  */
-static size_t take_idle(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
-                        uint64_t most_bytes, struct gr_block **blocks, size_t room)
+static size_t take_idle_blocks(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
+                               uint64_t most_bytes, struct gr_block **blocks, size_t room)
 {
         uint64_t bytes = 0;
         size_t count = 0;
@@ -135,7 +135,7 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes)
                 unsigned last = gr_class_of(2 * want_bytes);
 
                 for (unsigned class = gr_class_of(want_bytes); class <= last; class ++)
-                        if (take_idle(context, class, want_bytes, 1, UINT64_MAX, blocks, 1) > 0) {
+                        if (take_idle_blocks(context, class, want_bytes, 1, UINT64_MAX, blocks, 1) > 0) {
                                 back += return_blocks(context, blocks, 1);
                                 break;
                         }
@@ -144,7 +144,8 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes)
                 size_t count;
 
                 do {
-                        count = take_idle(context, class, 0, want_bytes - back, UINT64_MAX, blocks, GR_TRIM_BATCH);
+                        count = take_idle_blocks(context, class, 0, want_bytes - back, UINT64_MAX, blocks,
+                                                 GR_TRIM_BATCH);
                         back += return_blocks(context, blocks, count);
                 } while (count > 0 && back < want_bytes);
         }
@@ -161,8 +162,8 @@ uint64_t gr_bins_trim_class(struct gr_context *context, unsigned class, uint64_t
         size_t count;
 
         gr_budget_returns_begin(context->device);
-        count = take_idle(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES, most_bytes,
-                          blocks, GR_TRIM_BATCH);
+        count = take_idle_blocks(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES,
+                                 most_bytes, blocks, GR_TRIM_BATCH);
         for (size_t i = 0; i < count; i++)
                 bytes += gr_footprint_bytes(blocks[i]->capacity_bytes);
         if (count > 0) {

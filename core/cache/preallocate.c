@@ -62,7 +62,7 @@ static uint32_t class_blocks(struct gr_context *context, size_t block_bytes)
 }
 
 /* The two bounds at the top of this file. */
-static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64_t *ret_class_bytes)
+static void get_bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64_t *ret_class_bytes)
 {
         struct gr_device *device = context->device;
         uint64_t memory = gr_min(atomic_load(&device->hard_bytes), atomic_load(&device->total_bytes));
@@ -83,7 +83,7 @@ static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64
  * Moves up to count usable blocks to own, from bins of other arenas that are not in use (LEFT_EPOCHS). Returns how
  * many.
  */
-static size_t move(struct gr_arena *own, unsigned class, size_t count)
+static size_t move_unused(struct gr_arena *own, unsigned class, size_t count)
 {
         uint64_t usable = gr_fence_usable_epoch(own->context->fence);
         struct gr_arena *arena = own;
@@ -106,7 +106,7 @@ static bool count_preallocated(struct gr_context *context, uint64_t block_bytes,
         uint64_t total_bytes, class_bytes;
 
         assert(block_bytes > 0 && gr_is_small(block_bytes));
-        bounds(context, &total_bytes, &class_bytes);
+        get_bounds(context, &total_bytes, &class_bytes);
         *ret_bin_full = have >= class_bytes / block_bytes;
         if (*ret_bin_full || gr_budget_excess(device) > 0 ||
             atomic_load(&device->preallocated_bytes) + block_bytes > total_bytes)
@@ -134,7 +134,7 @@ bool gr_preallocate_or_gather(struct gr_arena *own, unsigned class)
         if (!asks)
                 bin->fences++;
         gr_arena_unlock(own);
-        if (!asks || (!alone && move(own, class, most - have) > 0))
+        if (!asks || (!alone && move_unused(own, class, most - have) > 0))
                 return false;
         if (earned && count_preallocated(context, block_bytes, have, &bin_full))
                 return true;

@@ -117,7 +117,7 @@ static void epoch_recycle(struct gr_epoch *epoch)
 }
 
 /* Raises counter to `to`; it never falls. Fence lock held. */
-static void advance(_Atomic uint64_t *counter, uint64_t to)
+static void raise_counter(_Atomic uint64_t *counter, uint64_t to)
 {
         gr_lock_rank_assert_held(GR_RANK_FENCE);
         if (atomic_load_explicit(counter, memory_order_relaxed) < to)
@@ -130,16 +130,16 @@ static void set_usable(struct gr_fence *fence, const struct gr_epoch *epoch)
         gr_assert_locked(&fence->lock);
         assert(epoch->number < atomic_load(&fence->open_epoch));
         assert(epoch->freed_bytes <= gr_fence_freed_bytes(fence));
-        advance(&fence->usable_bytes, epoch->freed_bytes);
-        advance(&fence->usable_epoch, epoch->number);
+        raise_counter(&fence->usable_bytes, epoch->freed_bytes);
+        raise_counter(&fence->usable_epoch, epoch->number);
 }
 
 /* Fence lock held. */
 static void set_idle(struct gr_fence *fence, const struct gr_epoch *epoch)
 {
         set_usable(fence, epoch);
-        advance(&fence->idle_epoch, epoch->number);
-        advance(&fence->waits_over, epoch->waits);
+        raise_counter(&fence->idle_epoch, epoch->number);
+        raise_counter(&fence->waits_over, epoch->waits);
         assert(atomic_load(&fence->idle_epoch) <= atomic_load(&fence->usable_epoch));
 }
 
@@ -378,7 +378,7 @@ void gr_fence_all_passed(struct gr_fence *fence, const struct gr_epoch *all)
                 fence->first_pending = (fence->first_pending + 1) % GR_EPOCHS_PENDING;
                 fence->pending_count--;
         }
-        advance(&fence->closed_bytes, all->freed_bytes);
+        raise_counter(&fence->closed_bytes, all->freed_bytes);
         set_idle(fence, all);
 }
 
@@ -649,7 +649,7 @@ void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other)
 }
 
 /* Lock held. */
-static void forget(struct gr_fence *fence, struct gr_context *other)
+static void forget_accessor(struct gr_fence *fence, struct gr_context *other)
 {
         gr_assert_locked(&fence->lock);
         assert(!fence->owner || (fence->accessor_count > 0 && fence->accessors[0] == fence->owner));
@@ -670,7 +670,7 @@ static void forget(struct gr_fence *fence, struct gr_context *other)
 void gr_fence_forget(struct gr_fence *fence, struct gr_context *other)
 {
         gr_lock(&fence->lock);
-        forget(fence, other);
+        forget_accessor(fence, other);
         gr_unlock(&fence->lock);
 }
 
@@ -678,7 +678,7 @@ void gr_fence_reset(struct gr_fence *fence)
 {
         assert(fence->owner); /* core->process_fence is never reset */
         gr_lock(&fence->lock);
-        forget(fence, fence->owner);
+        forget_accessor(fence, fence->owner);
         fence->accessor_count = 1;
         atomic_store(&fence->accessor_overflow, false);
         fence->overflow_peer = false;

@@ -51,7 +51,7 @@ void gr_pinned_destroy(struct gr_core *core)
         gr_lock_destroy(&core->pinned->lock);
 }
 
-static bool broken(struct gr_core *core)
+static bool fence_is_broken(struct gr_core *core)
 {
         return gr_fence_is_broken(core->process_fence);
 }
@@ -98,7 +98,7 @@ static void take_out_of_bin(struct gr_core *core, struct pinned *own)
 }
 
 /* Moves blocks whose fence has passed to the list `usable`, a limited number as other threads wait. Lock held. */
-static void ripen(struct gr_core *core, struct gr_pinned_bin *bin)
+static void move_to_usable(struct gr_core *core, struct gr_pinned_bin *bin)
 {
         struct gr_block *block = bin->waiting;
 
@@ -135,7 +135,7 @@ static struct pinned *take_usable(struct gr_context *context, size_t bytes, unsi
                 struct gr_pinned_bin *bin = bin_of(core, class, context, kind);
                 struct gr_block *block;
 
-                ripen(core, bin);
+                move_to_usable(core, bin);
                 *ret_waiting |= bin->waiting != NULL;
                 block = bin->usable ? bin->usable->prev : NULL;
                 for (unsigned n = 0; n < LOOKS_MOST && block; n++) {
@@ -173,7 +173,7 @@ struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsign
         struct pinned *own;
         bool waiting;
 
-        if (broken(core))
+        if (fence_is_broken(core))
                 return NULL;
         own = take_usable(context, bytes, kind, &waiting);
         if (!own && waiting) {
@@ -187,7 +187,7 @@ struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsign
  * Waits until the GPU has done all work submitted by now. False: some is not done by deadline_ns, or no event could be
  * recorded, as during a capture.
  */
-static bool quiet(struct gr_core *core, uint64_t deadline_ns)
+static bool gpu_has_no_work(struct gr_core *core, uint64_t deadline_ns)
 {
         struct gr_fence *fence = core->process_fence;
         uint64_t epoch = gr_fence_note_freed(fence, 1); /* 1 byte: an epoch with no freed bytes is not closed */
@@ -208,7 +208,7 @@ static bool quiet(struct gr_core *core, uint64_t deadline_ns)
  * Frees the block by the driver's own free, which waits for running kernels. On failure the program still has the
  * block.
  */
-static int free_by_driver(struct gr_core *core, struct gr_block *block)
+static int unpin_by_driver(struct gr_core *core, struct gr_block *block)
 {
         bool there = gr_ledger_remove(core->ledger, block); /* first, as another thread may soon get this address */
         int rc = there ? core->driver->host_free(block->context->handle, block->ptr) : 0;
@@ -239,8 +239,8 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
                 return rc;
         footprint = gr_pinned_footprint(block->capacity_bytes);
         most = atomic_load_explicit(&core->host->threshold_bytes, memory_order_relaxed);
-        if (block->flags & GR_BLOCK_EXPORTED || footprint > most || broken(core) || gr_fence_overflow(fence))
-                return free_by_driver(core, block);
+        if (block->flags & GR_BLOCK_EXPORTED || footprint > most || fence_is_broken(core) || gr_fence_overflow(fence))
+                return unpin_by_driver(core, block);
         /*
          * The free waits for the GPU, as the driver's own free does, if the options ask for that, or if the driver is
          * too old to record an event for a whole context.
@@ -248,7 +248,7 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
         rc = core->config.reuse == GR_REUSE_SYNC || !core->driver->context_record ? gr_fence_sync(core->process_fence)
                                                                                   : -EBUSY;
         if (rc && rc != -EBUSY)
-                return free_by_driver(core, block);
+                return unpin_by_driver(core, block);
         /* After a sync no work uses the block; epoch 0 has always passed. */
         block->freed_epoch = rc ? gr_fence_note_freed(fence, block->capacity_bytes) : 0;
         ((struct pinned *)block)->freed_ns = core->driver->now_ns();
@@ -259,7 +259,7 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
         gr_unlock(&pinned->lock);
         if (!room)
                 /* As slow as without the cache; room comes when what fills the cache decays */
-                return free_by_driver(core, block);
+                return unpin_by_driver(core, block);
         /* Closed at once: work that starts before that delays the block, and a miss costs as much as 1,000 records. */
         if (rc)
                 gr_fence_close(core->process_fence);
@@ -272,8 +272,8 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
  * Returns the first idle block of the list that belongs to context (NULL: any), if it was freed before oldest (NULL:
  * any) and not after before_ns; else oldest. Lock held.
  */
-static struct pinned *older(struct gr_core *core, struct gr_block *list, struct gr_context *context, uint64_t before_ns,
-                            struct pinned *oldest)
+static struct pinned *oldest_idle(struct gr_core *core, struct gr_block *list, struct gr_context *context,
+                                  uint64_t before_ns, struct pinned *oldest)
 {
         struct gr_block *block;
 
@@ -301,8 +301,8 @@ static struct pinned *take_oldest(struct gr_core *core, struct gr_context *conte
         gr_lock(&core->pinned->lock);
         EACH_BIN(core, bin)
         {
-                oldest = older(core, bin->usable, context, before_ns, oldest);
-                oldest = older(core, bin->waiting, context, before_ns, oldest);
+                oldest = oldest_idle(core, bin->usable, context, before_ns, oldest);
+                oldest = oldest_idle(core, bin->waiting, context, before_ns, oldest);
         }
         if (oldest)
                 take_out_of_bin(core, oldest);
@@ -322,7 +322,7 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
         struct pinned *own;
 
         gr_assert_locked(&core->pinned->unpin_lock);
-        while (back_bytes < want_bytes && (!only_quiet || quiet(core, 0)) &&
+        while (back_bytes < want_bytes && (!only_quiet || gpu_has_no_work(core, 0)) &&
                (own = take_oldest(core, context, before_ns))) {
                 struct gr_block *block = &own->block;
 
@@ -350,7 +350,7 @@ static uint64_t return_cached(struct gr_core *core, uint64_t bytes, bool waited)
         if (bytes > room)
                 bytes -= room;
         if (gr_budget_cached(core->host) == 0 ||
-            (!waited && core->driver->context_record && !quiet(core, core->driver->now_ns() + WAIT_NS)))
+            (!waited && core->driver->context_record && !gpu_has_no_work(core, core->driver->now_ns() + WAIT_NS)))
                 return 0;
         return unpin(core, NULL, UINT64_MAX, bytes, false);
 }

@@ -38,7 +38,7 @@ uint64_t gr_decay_step_ns(const struct gr_core *core)
 }
 
 /* What no request needed since the last call, of a size class or of the segments. */
-static uint64_t unneeded(struct gr_context *context, unsigned kind)
+static uint64_t unneeded_since_last(struct gr_context *context, unsigned kind)
 {
         return kind == GR_DECAY_SEGMENTS ? gr_segments_trim_unneeded(context) : gr_bins_trim_unneeded(context, kind);
 }
@@ -51,7 +51,7 @@ static uint64_t return_idle(struct gr_context *context, unsigned kind, uint64_t 
 }
 
 /* Records the low water of a size class, or of the segments, for the `times` steps that have passed; times > 0. */
-static void age(struct gr_decay *decay, unsigned kind, uint64_t low, unsigned steps, unsigned times)
+static void record_low_water(struct gr_decay *decay, unsigned kind, uint64_t low, unsigned steps, unsigned times)
 {
         uint64_t *unused = decay->unused_bytes[kind];
 
@@ -74,7 +74,7 @@ static double hazard(unsigned j, unsigned steps)
 }
 
 /* The bytes that should have been returned by now and are still cached. */
-static double due(struct gr_decay *decay, unsigned steps)
+static double due_by_now(struct gr_decay *decay, unsigned steps)
 {
         double going = 0, all = 0, over = 0;
 
@@ -103,7 +103,7 @@ static void return_due(struct gr_context *context, unsigned steps)
 {
         struct gr_core *core = context->core;
         struct gr_decay *decay = context->decay;
-        double left = due(decay, steps);
+        double left = due_by_now(decay, steps);
 
         for (unsigned j = steps; j-- > 0 && left >= 512;)
                 for (unsigned kind = GR_DECAY_KINDS; kind-- > 0 && left >= 512;) {
@@ -142,7 +142,7 @@ void gr_decay_look(struct gr_context *context, uint64_t now_ns)
         if (!first && now_ns < decay->stepped_ns + GR_DECAY_LOOK_NS)
                 return;
         for (unsigned kind = 0; kind < GR_DECAY_KINDS; kind++)
-                unneeded_bytes += unneeded(context, kind);
+                unneeded_bytes += unneeded_since_last(context, kind);
         /* At the first look it is not known for how long the memory has been idle. */
         atomic_store_explicit(&decay->unneeded_bytes, first ? 0 : unneeded_bytes, memory_order_relaxed);
         decay->stepped_ns = now_ns;
@@ -173,12 +173,13 @@ static bool decay_one(struct gr_context *context, void *arg)
         if (!decay->stepped_ns) {
                 /* The first step starts now: what came before is not known to be unused. */
                 for (unsigned kind = 0; kind < GR_DECAY_KINDS; kind++)
-                        unneeded(context, kind);
+                        unneeded_since_last(context, kind);
                 memset(decay->unused_bytes, 0, sizeof(decay->unused_bytes));
                 decay->stepped_ns = round->now_ns;
         } else if (passed > 0) {
                 for (unsigned kind = 0; kind < GR_DECAY_KINDS; kind++)
-                        age(decay, kind, unneeded(context, kind), steps, passed < steps ? (unsigned)passed : steps);
+                        record_low_water(decay, kind, unneeded_since_last(context, kind), steps,
+                                         passed < steps ? (unsigned)passed : steps);
                 decay->stepped_ns += passed * step_ns;
                 gr_fence_close(context->fence);
                 gr_fence_poll(context->fence);

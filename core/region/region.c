@@ -278,7 +278,7 @@ void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_SHARE
         atomic_store(&slot->heartbeat_ns, now);
 }
 
-static uint64_t checked(uint64_t figure)
+static uint64_t checked_figure(uint64_t figure)
 {
         return figure == UINT64_MAX || figure < FIGURE_MOST ? figure : 0;
 }
@@ -335,7 +335,7 @@ int gr_region_read(struct gr_region *region, unsigned index, struct gr_member *r
                 if ((unsigned char)*c < ' ' || (unsigned char)*c >= 0x7f)
                         *c = '?';
         for (int i = 0; i < GR_SHARED_FIGURES; i++)
-                ret->figures[i] = checked(atomic_load(&slot->figures[i]));
+                ret->figures[i] = checked_figure(atomic_load(&slot->figures[i]));
         return 0;
 }
 

@@ -283,7 +283,7 @@ static int read_ticket(int fd, struct gr_region_ticket *ret)
 }
 
 /* -ENOENT: the segment has gone with its last process. */
-static int attach(struct gr_region *region, const struct gr_region_ticket *ticket)
+static int attach_segment(struct gr_region *region, const struct gr_region_ticket *ticket)
 {
         struct gr_region_map *map;
         struct shmid_ds status;
@@ -314,7 +314,7 @@ static int attach(struct gr_region *region, const struct gr_region_ticket *ticke
 }
 
 /* Makes the segment and writes the file, whose lock is held. */
-static int make(struct gr_region *region, int fd)
+static int make_segment(struct gr_region *region, int fd)
 {
         struct gr_region_ticket ticket = {.magic = GR_TICKET_MAGIC, .version = GR_REGION_VERSION};
         struct gr_region_map *map;
@@ -369,15 +369,15 @@ int gr_region_file_attach(struct gr_region *region, bool create)
         region->inode = status.st_ino;
         rc = read_ticket(fd, &ticket);
         if (rc == 0)
-                rc = attach(region, &ticket);
+                rc = attach_segment(region, &ticket);
         for (int i = 0; create && rc == -ENOENT && i < MAKE_TRIES; i++) {
                 /* One process makes it while the others wait; the tries are limited, as that process may be stopped. */
                 if (gr_region_file_lock(fd, LOCK_EX)) {
                         rc = read_ticket(fd, &ticket);
                         if (rc == 0)
-                                rc = attach(region, &ticket);
+                                rc = attach_segment(region, &ticket);
                         if (rc == -ENOENT)
-                                rc = make(region, fd);
+                                rc = make_segment(region, fd);
                         break;
                 }
                 if (errno != EWOULDBLOCK && errno != EINTR)
@@ -385,7 +385,7 @@ int gr_region_file_attach(struct gr_region *region, bool create)
                 usleep(LOCK_PAUSE_US);
                 rc = read_ticket(fd, &ticket);
                 if (rc == 0)
-                        rc = attach(region, &ticket);
+                        rc = attach_segment(region, &ticket);
         }
         gr_region_file_close(fd);
         return rc;

@@ -27,7 +27,7 @@ static void raise_rung(_Atomic uint32_t *rung, uint32_t value)
 }
 
 /* The numbers of requests wrap around, hence the difference. */
-static bool answered(uint32_t answer, uint32_t sequence)
+static bool is_answered(uint32_t answer, uint32_t sequence)
 {
         return (int32_t)(answer - sequence) >= 0;
 }
@@ -121,7 +121,7 @@ bool gr_region_await(struct gr_region *region, unsigned index, uint64_t owner, u
                 uint64_t beat = atomic_load(&slot->heartbeat_ns), now = region->ops->now_ns();
                 uint64_t sign = patience->begin_ns, until;
 
-                if (answered(answer, sequence))
+                if (is_answered(answer, sequence))
                         return true;
                 /*
                  * A heartbeat prolongs the wait, unless the other process waits for memory itself: its answer may need
@@ -180,7 +180,7 @@ static size_t find_candidates(struct gr_region *region, bool cached_only, struct
                     (cached_only && member->figures[GR_FIGURE_cached] == 0))
                         continue;
                 if (atomic_load(&region->silent_owner[i]) == member->owner &&
-                    !answered(atomic_load(&region->map->slots[i].answer), atomic_load(&region->silent_sequence[i])))
+                    !is_answered(atomic_load(&region->map->slots[i].answer), atomic_load(&region->silent_sequence[i])))
                         continue;
                 ret[count].idle = now > member->active_ns && now - member->active_ns >= IDLE_NS;
                 count++;

@@ -20,7 +20,7 @@ void gr_device_init(void (*note_use)(void))
         in_use = note_use;
 }
 
-static uint64_t limit(enum gr_option_id id, CUdevice dev, uint64_t total_bytes)
+static uint64_t limit_bytes(enum gr_option_id id, CUdevice dev, uint64_t total_bytes)
 {
         uint64_t bytes = gr_options_resolve(&gr_options, id, dev, total_bytes, gr_log_warn, NULL);
 
@@ -53,9 +53,10 @@ struct gr_device *gr_device_get(CUdevice dev)
                         gr_unlock(&lock);
                         return NULL; /* its limits depend on its size: asked again at the next call */
                 }
-                gr_budget_set_limit(device, GR_LIMIT_HARD, limit(GR_OPTION_HARD_LIMIT, dev, total_bytes));
-                gr_budget_set_limit(device, GR_LIMIT_SOFT, limit(GR_OPTION_SOFT_LIMIT, dev, total_bytes));
-                gr_budget_set_limit(device, GR_LIMIT_THRESHOLD, limit(GR_OPTION_RELEASE_THRESHOLD, dev, total_bytes));
+                gr_budget_set_limit(device, GR_LIMIT_HARD, limit_bytes(GR_OPTION_HARD_LIMIT, dev, total_bytes));
+                gr_budget_set_limit(device, GR_LIMIT_SOFT, limit_bytes(GR_OPTION_SOFT_LIMIT, dev, total_bytes));
+                gr_budget_set_limit(device, GR_LIMIT_THRESHOLD,
+                                    limit_bytes(GR_OPTION_RELEASE_THRESHOLD, dev, total_bytes));
                 atomic_store(&device->spill_bytes, spill(dev, total_bytes));
                 atomic_store(&device->total_bytes, total_bytes);
                 device->integrated = gr_real.cuDeviceGetAttribute &&

@@ -320,7 +320,7 @@ static struct gr_region *join_region(struct member *member, int *ret_rc)
         return region;
 }
 
-static bool add_freed(struct gr_context *context, void *arg)
+static bool add_fence_freed(struct gr_context *context, void *arg)
 {
         *(uint64_t *)arg += gr_fence_freed_bytes(context->fence);
         return true;
@@ -331,7 +331,7 @@ static uint64_t activity(struct member *member)
 {
         uint64_t sum = gr_budget_live(member->device) + atomic_load(&member->device->peak_reserved_bytes);
 
-        gr_context_each(&gr_core, member->device->ordinal, add_freed, &sum);
+        gr_context_each(&gr_core, member->device->ordinal, add_fence_freed, &sum);
         return sum;
 }
 

@@ -118,7 +118,7 @@ GR_NOT_CHECKED static void after_fork(void)
         gr_unlock(&resolve_lock);
 }
 
-static void in_child(void)
+static void after_fork_in_child(void)
 {
         after_fork();
         __start_gr_set_up.in_child();
@@ -126,7 +126,7 @@ static void in_child(void)
 
 static void watch_forks(void)
 {
-        pthread_atfork(before_fork, after_fork, in_child);
+        pthread_atfork(before_fork, after_fork, after_fork_in_child);
 }
 
 bool gr_real_resolve(void)

@@ -170,7 +170,7 @@ void gr_capture_began(const struct gr_capture *capture)
 }
 
 /* Called by the driver: in the thread that lets go of the last reference, or later in one of its own. */
-static void CUDA_CB destroyed(void *hold)
+static void CUDA_CB graph_destroyed(void *hold)
 {
         atomic_fetch_sub(&objects, 1);
         gr_graph_hold_release(hold);
@@ -195,7 +195,7 @@ void gr_capture_became(uint64_t number, CUgraph graph)
                 gr_graph_hold_retain(hold); /* until the process ends, if the driver refuses the object */
         gr_unlock(&capturing_lock);
         if (hold && gr_real.cuUserObjectCreate && gr_real.cuGraphRetainUserObject &&
-            gr_real.cuUserObjectCreate(&object, hold, destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) ==
+            gr_real.cuUserObjectCreate(&object, hold, graph_destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) ==
                     CUDA_SUCCESS) {
                 atomic_fetch_add(&objects, 1);
                 gr_real.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);

@@ -243,7 +243,7 @@ GR_EXPORT CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *context)
 }
 
 /* The driver has destroyed a context, and with it all its memory, streams and events. */
-static void ended(CUcontext handle)
+static void context_ended(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
@@ -282,14 +282,14 @@ static void is_new(CUcontext handle)
                 if (atomic_load(&context->ending))
                         gr_driver.sleep_ns(ENDED_LOOK_NS);
                 else
-                        ended(handle);
+                        context_ended(handle);
 }
 
 /*
  * The program has this context: adds it to the core, even before it allocates. Copies of one context may access memory
  * of another one on the same device, so the fences of each must cover all. made: the driver has just made it.
  */
-static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made)
+static CUresult note_context(CUresult result, CUcontext *context, CUdevice dev, bool made)
 {
         GR_KEEP_ERRNO;
 
@@ -348,7 +348,7 @@ GR_EXPORT CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value)
 
 static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
 {
-        return has(result, context, dev, true);
+        return note_context(result, context, dev, true);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
@@ -418,16 +418,16 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
         result = GR_WITH_ROOM(dev, GR_REAL(cuDevicePrimaryCtxRetain, context, dev));
         if (result == CUDA_SUCCESS)
                 primary_retained(dev, *context);
-        has(result, context, dev, false);
+        note_context(result, context, dev, false);
         gr_unlock(&gr_primary_locks[dev]);
         return result;
 }
 
 /*
  * Called before the driver destroys a context. From here on no fence of another context covers its work. If the driver
- * does not destroy it, stays() undoes that.
+ * does not destroy it, context_stays() undoes that.
  */
-static void ending(CUcontext handle)
+static void context_ending(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
@@ -439,7 +439,7 @@ static void ending(CUcontext handle)
 }
 
 /* The driver did not destroy the context: fences cover it again. */
-static void stays(CUcontext handle)
+static void context_stays(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
@@ -468,7 +468,7 @@ static bool is_alive(CUcontext ctx, unsigned long long id)
 }
 
 /* counted: the call only takes back one attach, and the context ends with the last one. */
-static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool counted)
+static CUresult destroy_context(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool counted)
 {
         GR_KEEP_ERRNO;
         unsigned long long id = id_of(ctx);
@@ -478,32 +478,32 @@ static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool c
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
         if (gr_shim_ready())
-                ending(ctx);
+                context_ending(ctx);
         result = real(ctx);
         gr_thread.current_version = 0;
         if (result == CUDA_SUCCESS && gr_shim_ready() && !(counted && is_alive(ctx, id)))
-                ended(ctx);
+                context_ended(ctx);
         else if (gr_shim_ready())
-                stays(ctx);
+                context_stays(ctx);
         return result;
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
 {
         gr_shim_ready();
-        return destroy(ctx, gr_real.cuCtxDestroy, false);
+        return destroy_context(ctx, gr_real.cuCtxDestroy, false);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
 {
         gr_shim_ready();
-        return destroy(ctx, gr_real.cuCtxDestroy_v2, false);
+        return destroy_context(ctx, gr_real.cuCtxDestroy_v2, false);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
         gr_shim_ready();
-        return destroy(ctx, gr_real.cuCtxDetach, true);
+        return destroy_context(ctx, gr_real.cuCtxDetach, true);
 }
 
 /* Whether a release left the primary context as it was. */
@@ -536,7 +536,7 @@ struct gr_release gr_context_before_release(CUdevice dev, bool reset)
         release.ends = reset || retained[dev] <= 1;
         gr_unlock(&lock);
         if (release.primary && release.ends)
-                ending(release.primary);
+                context_ending(release.primary);
         return release;
 }
 
@@ -553,9 +553,9 @@ void gr_context_after_release(CUdevice dev, const struct gr_release *release, CU
                 gr_unlock(&lock);
         }
         if (release->primary && result == CUDA_SUCCESS && (release->reset || !still_active(dev)))
-                ended(release->primary);
+                context_ended(release->primary);
         else if (release->primary && release->ends)
-                stays(release->primary);
+                context_stays(release->primary);
 }
 
 static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_v2) *real, bool reset)
@@ -613,7 +613,7 @@ void gr_context_green_made(CUdevice dev, bool counted)
                 primaries[dev] = primary;
         gr_unlock(&lock);
         if (primary)
-                has(CUDA_SUCCESS, &primary, dev, false);
+                note_context(CUDA_SUCCESS, &primary, dev, false);
 }
 
 void gr_context_distrust_aliases(void)
@@ -636,7 +636,7 @@ void gr_context_end_inactive(void)
                 primary = primaries[i];
                 gr_unlock(&lock);
                 if (primary && !still_active(i))
-                        ended(primary);
+                        context_ended(primary);
                 gr_unlock(&gr_primary_locks[i]);
         }
 }

@@ -73,7 +73,7 @@ static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_GRAPHS); /* no call of the dri
 static struct exec *execs GR_GUARDED_BY(lock);
 static _Atomic unsigned exec_count; /* how many of them need memory */
 
-static void allocated(struct walk *walk, const CUDA_MEM_ALLOC_NODE_PARAMS *params)
+static void walk_allocation(struct walk *walk, const CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
         struct node *more;
 
@@ -97,7 +97,7 @@ static void allocated(struct walk *walk, const CUDA_MEM_ALLOC_NODE_PARAMS *param
                 walk->peak_bytes = walk->bytes;
 }
 
-static void freed(struct walk *walk, CUdeviceptr ptr)
+static void walk_free(struct walk *walk, CUdeviceptr ptr)
 {
         for (size_t i = walk->count; i-- > 0;)
                 if (walk->live[i].ptr == ptr) {
@@ -237,12 +237,12 @@ static void look_through(CUgraph graph, struct walk *walk)
                         continue;
                 if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
                     gr_real.cuGraphMemAllocNodeGetParams(nodes[i], &params) == CUDA_SUCCESS) {
-                        allocated(walk, &params);
+                        walk_allocation(walk, &params);
                         if (!ordered) /* without an order, only the largest allocation is certain */
-                                freed(walk, params.dptr);
+                                walk_free(walk, params.dptr);
                 } else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE &&
                            gr_real.cuGraphMemFreeNodeGetParams(nodes[i], &ptr) == CUDA_SUCCESS) {
-                        freed(walk, ptr);
+                        walk_free(walk, ptr);
                 } else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
                            gr_real.cuGraphChildGraphNodeGetGraph(nodes[i], &child) == CUDA_SUCCESS) {
                         look_through(child, walk);
@@ -306,7 +306,7 @@ static void put_exec(struct exec *exec)
  * Called after an instantiation. Where there is no memory for its entry, the executable is not counted; its launches
  * are not checked, but charged afterwards.
  */
-static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph)
+static CUresult after_instantiation(CUresult result, CUgraphExec *handle, CUgraph graph)
 {
         struct walk walk = {.device = -1};
         struct gr_context *context;
@@ -344,7 +344,7 @@ looked:
  * A call for a graph failed for lack of memory, and the driver does not say how much it lacks: climbs the ladder, which
  * calls attempt after each rung.
  */
-static void climb(int (*attempt)(void *arg), void *arg)
+static void climb_for_graph(int (*attempt)(void *arg), void *arg)
 {
         GR_KEEP_ERRNO;
         GR_NO_CANCEL;
@@ -380,7 +380,7 @@ static int attempt_unknown(void *arg)
 static CUresult submit_unknown(struct request *request)
 {
         if (attempt_unknown(request) == -ENOMEM)
-                climb(attempt_unknown, request);
+                climb_for_graph(attempt_unknown, request);
         return request->result;
 }
 
@@ -533,14 +533,14 @@ static CUresult instantiate(struct instantiation *of)
                 before_bytes = context ? gr_overhead_before(context) : 0;
         }
         if (attempt_instantiation(of) == -ENOMEM)
-                climb(attempt_instantiation, of);
+                climb_for_graph(attempt_instantiation, of);
         if (before_bytes) {
                 GR_KEEP_ERRNO;
                 GR_NO_CANCEL;
 
                 gr_overhead_made(context, before_bytes);
         }
-        return instantiated(of->result, of->exec, of->graph);
+        return after_instantiation(of->result, of->exec, of->graph);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log,

@@ -40,7 +40,7 @@ GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx hand
 }
 
 /* Destroys the green context. The driver may give its handle to another context. */
-static CUresult destroy(CUgreenCtx handle)
+static CUresult destroy_green(CUgreenCtx handle)
 {
         CUresult result = GR_REAL(cuGreenCtxDestroy, handle);
 
@@ -66,11 +66,11 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
         if (dev >= 0) {
                 gr_lock(&gr_primary_locks[dev]);
                 release = gr_context_before_release(dev, false);
-                result = destroy(handle);
+                result = destroy_green(handle);
                 gr_context_after_release(dev, &release, result);
                 gr_unlock(&gr_primary_locks[dev]);
         } else {
-                result = destroy(handle);
+                result = destroy_green(handle);
                 if (result == CUDA_SUCCESS)
                         gr_context_end_inactive(); /* the device of the green context is not known: checks all */
         }

@@ -26,7 +26,7 @@ struct request {
         unsigned int flags;
 };
 
-static int allocate(void *arg)
+static int allocate_managed(void *arg)
 {
         struct request *request = arg;
 
@@ -51,7 +51,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
         footprint =
                 gr_is_small(bytesize) ? (bytesize + STEP_BYTES - 1) & ~(STEP_BYTES - 1) : gr_footprint_bytes(bytesize);
         assert(footprint >= bytesize);
-        rc = gr_charge_accounted(&gr_core, context->device, context, GR_MEMORY_MANAGED, footprint, allocate, &request);
+        rc = gr_charge_accounted(&gr_core, context->device, context, GR_MEMORY_MANAGED, footprint, allocate_managed,
+                                 &request);
         if (rc == 0) {
                 rc = gr_accounted_add(gr_core.accounted, context->device, GR_MEMORY_MANAGED, request.ptr,
                                       context->handle, footprint);

@@ -28,7 +28,7 @@ static int within_limit(void *arg)
  * Called when the driver has just taken memory for the current context. Returns whether the limit holds, if need be
  * after a climb of the ladder.
  */
-static bool fits(void)
+static bool limit_holds(void)
 {
         struct gr_context *context;
         GR_KEEP_ERRNO;
@@ -53,7 +53,7 @@ static bool fits(void)
 /* Returns the result of a load. A load that does not fit is undone, and reported as out of memory. */
 #define KEEP_IF_IT_FITS(result, unload, handle)                                                                        \
         do {                                                                                                           \
-                if (result == CUDA_SUCCESS && !fits() && GR_REAL(unload, *handle) == CUDA_SUCCESS)                     \
+                if (result == CUDA_SUCCESS && !limit_holds() && GR_REAL(unload, *handle) == CUDA_SUCCESS)              \
                         result = CUDA_ERROR_OUT_OF_MEMORY;                                                             \
                 return result;                                                                                         \
         } while (0)

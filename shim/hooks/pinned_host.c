@@ -38,7 +38,7 @@ static int allocate_accounted(void *arg)
         return gr_errno_of(request->plain(&request->ptr, request->bytes));
 }
 
-static bool counts(size_t bytes)
+static bool is_charged(size_t bytes)
 {
         return gr_shim_ready() && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && !gr_captures_refuse();
 }
@@ -121,7 +121,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocHost_v2(void **pp, size_t bytesize)
 {
         struct request request = {.bytes = bytesize};
 
-        if (!counts(bytesize) || !pp || !gr_real.cuMemAllocHost_v2)
+        if (!is_charged(bytesize) || !pp || !gr_real.cuMemAllocHost_v2)
                 return GR_REAL(cuMemAllocHost_v2, pp, bytesize);
         request.plain = gr_real.cuMemAllocHost_v2;
         return pin(&request, PLAIN, pp);
@@ -131,7 +131,7 @@ GR_EXPORT CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned i
 {
         struct request request = {.bytes = bytesize, .flags = flags};
 
-        if (!counts(bytesize) || !pp || !gr_real.cuMemHostAlloc)
+        if (!is_charged(bytesize) || !pp || !gr_real.cuMemHostAlloc)
                 return GR_REAL(cuMemHostAlloc, pp, bytesize, flags);
         request.flagged = gr_real.cuMemHostAlloc;
         return pin(&request, flags, pp);
@@ -143,7 +143,7 @@ static CUresult register_host(void *p, size_t bytesize, unsigned int flags, __ty
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        return counts(bytesize) && p ? allocate_charged(&request) : real(p, bytesize, flags);
+        return is_charged(bytesize) && p ? allocate_charged(&request) : real(p, bytesize, flags);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int flags)

@@ -89,7 +89,7 @@ CUdeviceptr gr_query_unless_cached(CUdeviceptr ptr)
 }
 
 /* Replaces the driver's figures by the program's share. */
-static void share(struct gr_context *context, size_t *free_bytes, size_t *total_bytes)
+static void show_share(struct gr_context *context, size_t *free_bytes, size_t *total_bytes)
 {
         uint64_t share_free, share_total;
 
@@ -121,7 +121,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_byt
 
                 if (result != CUDA_SUCCESS || !context)
                         return result;
-                share(context, free_bytes, total_bytes);
+                show_share(context, free_bytes, total_bytes);
                 if (gr_budget_returns_begun(context->device) != ended && tries < INFO_TRIES) {
                         gr_driver.sleep_ns(INFO_PAUSE_NS);
                         continue;
@@ -190,7 +190,8 @@ GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *si
 }
 
 /* Corrects a successful answer about a live block of the pool. */
-static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block, const struct gr_block_info *info)
+static void correct_answer(void *data, CUpointer_attribute attribute, CUdeviceptr block,
+                           const struct gr_block_info *info)
 {
         assert(info->live); /* the caller has checked it */
         if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE && data)
@@ -232,7 +233,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute
         if (result != CUDA_SUCCESS && info.is_range && attribute == CU_POINTER_ATTRIBUTE_CONTEXT && data)
                 result = CUDA_SUCCESS;
         if (result == CUDA_SUCCESS)
-                correct(data, attribute, block, &info);
+                correct_answer(data, attribute, block, &info);
         return result;
 }
 
@@ -250,7 +251,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_
         result = GR_REAL(cuPointerGetAttributes, count, attributes, data, ptr);
         if (result == CUDA_SUCCESS)
                 for (unsigned int i = 0; i < count; i++)
-                        correct(data[i], attributes[i], block, &info);
+                        correct_answer(data[i], attributes[i], block, &info);
         return result;
 }
 

@@ -73,7 +73,7 @@ static bool is_in(const void *function, const char *library)
  * The function to which the linker would bind the symbol in this version without this library; NULL: none.
  * *ret_stand_in: it is another library's function in place of the runtime's own.
  */
-static void *next(const char *name, const char *library, bool *ret_stand_in)
+static void *next_symbol(const char *name, const char *library, bool *ret_stand_in)
 {
         void *any = gr_real_symbol(RTLD_NEXT, name), *found = dlvsym(RTLD_NEXT, name, library), *own = NULL, *handle;
 
@@ -93,9 +93,9 @@ static bool find_functions(struct runtime *runtime)
 {
         GR_KEEP_ERRNO;
         bool stand_ins[3];
-        void *functions[3] = {next("cudaMalloc", runtime->soname, &stand_ins[0]),
-                              next("cudaFree", runtime->soname, &stand_ins[1]),
-                              next("cudaSetDevice", runtime->soname, &stand_ins[2])};
+        void *functions[3] = {next_symbol("cudaMalloc", runtime->soname, &stand_ins[0]),
+                              next_symbol("cudaFree", runtime->soname, &stand_ins[1]),
+                              next_symbol("cudaSetDevice", runtime->soname, &stand_ins[2])};
 
         if (!functions[0] || !functions[1] || !functions[2])
                 return false;
@@ -237,11 +237,11 @@ GR_VERSION_OF(13, 1);
  */
 typedef uintptr_t watch_function(uintptr_t, uintptr_t, uintptr_t, uintptr_t);
 
-static uintptr_t watch(const char *name, const char *library, const uintptr_t words[4])
+static uintptr_t call_watched(const char *name, const char *library, const uintptr_t words[4])
 {
         GR_KEEP_ERRNO;
         bool stand_in;
-        watch_function *function = (watch_function *)next(name, library, &stand_in);
+        watch_function *function = (watch_function *)next_symbol(name, library, &stand_in);
 
         gr_runtime_watched(name);
         return function ? function(words[0], words[1], words[2], words[3]) : CUPTI_UNKNOWN;
@@ -251,7 +251,7 @@ static uintptr_t watch(const char *name, const char *library, const uintptr_t wo
         GR_EXPORT uintptr_t gr_##symbol##_##number(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d);                \
         GR_EXPORT uintptr_t gr_##symbol##_##number(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d)                 \
         {                                                                                                              \
-                return watch(#symbol, "libcupti.so." #number, (const uintptr_t[4]){a, b, c, d});                       \
+                return call_watched(#symbol, "libcupti.so." #number, (const uintptr_t[4]){a, b, c, d});                \
         }                                                                                                              \
         __asm__(".symver gr_" #symbol "_" #number ", " #symbol "@libcupti.so." #number);
 

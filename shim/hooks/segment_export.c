@@ -109,7 +109,7 @@ static void describe(const struct gr_segment_handle *handle, struct gr_segment_r
 }
 
 /* Answers one process that has asked, or is gone. */
-static void answer(int asker)
+static void answer_asker(int asker)
 {
         struct gr_block_info info;
         struct gr_segment_handle handle;
@@ -144,17 +144,17 @@ static void answer_on_worker(void *arg)
 {
         int asker = (int)(intptr_t)arg;
 
-        answer(asker);
+        answer_asker(asker);
         gr_message_end(asker);
         atomic_fetch_sub(&answers, 1);
 }
 
-static void asked(int asker)
+static void begin_answer(int asker)
 {
         if (atomic_fetch_add(&answers, 1) < ANSWERS_MAX && gr_worker_call(answer_on_worker, (void *)(intptr_t)asker))
                 return;
         atomic_fetch_sub(&answers, 1);
-        answer(asker);
+        answer_asker(asker);
         gr_message_end(asker);
 }
 
@@ -205,7 +205,7 @@ static void look_at_silent(struct silent *silent, uint64_t most_ns)
                 }
                 forget_silent(silent, at);
                 if (look.revents)
-                        asked(look.fd);
+                        begin_answer(look.fd);
                 else
                         gr_message_end(look.fd);
         }
@@ -339,7 +339,7 @@ GR_HELD(service_lock) static void begin_service(void)
 }
 
 /* Starts the service unless it runs, and returns its number; 0: it could not be started. */
-static uint64_t serving(void)
+static uint64_t ensure_service(void)
 {
         uint64_t number;
 
@@ -376,7 +376,7 @@ bool gr_segment_export(CUdeviceptr base, const struct gr_block_info *info, CUipc
         describe(&handle, &reply);
         handle.memory = reply.memory;
         if (reply.good)
-                handle.service = serving();
+                handle.service = ensure_service();
         if (!handle.service)
                 return false;
         memcpy(ret_handle, &handle, sizeof(*ret_handle));

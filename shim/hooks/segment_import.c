@@ -179,7 +179,7 @@ static CUresult take_memory(int exporter, CUdevice dev, struct opening *opening,
 }
 
 /* Connects to the exporter that the handle names, and takes the memory from it. */
-static CUresult fetch(CUdevice dev, struct opening *opening, uint64_t deadline_ns, bool *ret_again)
+static CUresult fetch_memory(CUdevice dev, struct opening *opening, uint64_t deadline_ns, bool *ret_again)
 {
         struct sockaddr_un address;
         socklen_t length = gr_message_address(opening->handle.service, &address);
@@ -285,7 +285,7 @@ static CUresult finish_opening(CUdevice dev, struct opening *opening)
         bool again = true, ended;
 
         for (int tries = 0; result != CUDA_SUCCESS && again && tries < TRIES; tries++)
-                result = fetch(dev, opening, deadline_ns, &again);
+                result = fetch_memory(dev, opening, deadline_ns, &again);
         if (result == CUDA_SUCCESS) {
                 device = opening->import.ordinal >= 0 ? gr_device_get(opening->import.ordinal) : NULL;
                 gr_segment_import_count(device ? device : gr_device_get(dev), opening->import.context,

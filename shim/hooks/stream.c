@@ -208,7 +208,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream stream, CUgraph *gra
 }
 
 /* A stream that is destroyed takes its capture with it (docs/measurements.md, capture-end). */
-static CUresult destroy(CUstream stream, __typeof__(cuStreamDestroy_v2) *real)
+static CUresult destroy_stream(CUstream stream, __typeof__(cuStreamDestroy_v2) *real)
 {
         uint64_t number;
         CUresult result;
@@ -226,13 +226,13 @@ static CUresult destroy(CUstream stream, __typeof__(cuStreamDestroy_v2) *real)
 GR_EXPORT CUresult CUDAAPI cuStreamDestroy(CUstream stream)
 {
         gr_shim_ready();
-        return destroy(stream, gr_real.cuStreamDestroy);
+        return destroy_stream(stream, gr_real.cuStreamDestroy);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream stream)
 {
         gr_shim_ready();
-        return destroy(stream, gr_real.cuStreamDestroy_v2);
+        return destroy_stream(stream, gr_real.cuStreamDestroy_v2);
 }
 
 /*
@@ -263,7 +263,7 @@ static bool is_without_work(const void *creator)
 /*
  * The program has a stream of its own: work may overlap, so a barrier is no longer cheap. creator: the caller's code.
  */
-static void created(CUresult result, const void *creator)
+static void note_stream(CUresult result, const void *creator)
 {
         GR_KEEP_ERRNO;
 
@@ -279,7 +279,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)
         GR_NO_CANCEL; /* that streams overlap must be noted */
 
         result = GR_WITH_ROOM(-1, GR_REAL(cuStreamCreate, stream, flags));
-        created(result, __builtin_return_address(0));
+        note_stream(result, __builtin_return_address(0));
         return result;
 }
 
@@ -289,7 +289,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned
         GR_NO_CANCEL;
 
         result = GR_WITH_ROOM(-1, GR_REAL(cuStreamCreateWithPriority, stream, flags, priority));
-        created(result, __builtin_return_address(0));
+        note_stream(result, __builtin_return_address(0));
         return result;
 }
 
@@ -298,7 +298,7 @@ static _Atomic bool graphs_wait;
 
 /*
  * Called before the driver gets work that waits, because a barrier behind that work could hang the program. True: call
- * `waits` with the result.
+ * `note_wait` with the result.
  */
 static bool will_wait(void)
 {
@@ -320,7 +320,7 @@ static bool stream_will_wait(CUstream stream, enum gr_null_stream null_stream)
         return will_wait();
 }
 
-static CUresult waits(bool told, CUresult result)
+static CUresult note_wait(bool told, CUresult result)
 {
         if (told)
                 gr_core_stream_waits(&gr_core);
@@ -333,14 +333,14 @@ static CUresult waits(bool told, CUresult result)
                 GR_NO_CANCEL; /* gr_core_stream_waits must follow */                                                   \
                 bool told = stream_will_wait(stream, GR_NULL_LEGACY);                                                  \
                                                                                                                        \
-                return waits(told, GR_REAL(symbol, __VA_ARGS__));                                                      \
+                return note_wait(told, GR_REAL(symbol, __VA_ARGS__));                                                  \
         }                                                                                                              \
         GR_EXPORT CUresult CUDAAPI symbol##_ptsz parameters                                                            \
         {                                                                                                              \
                 GR_NO_CANCEL; /* gr_core_stream_waits must follow */                                                   \
                 bool told = stream_will_wait(stream, GR_NULL_PER_THREAD);                                              \
                                                                                                                        \
-                return waits(told, GR_REAL(symbol##_ptsz, __VA_ARGS__));                                               \
+                return note_wait(told, GR_REAL(symbol##_ptsz, __VA_ARGS__));                                           \
         }
 
 HOST_WAIT(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *arg), stream, function, arg)
@@ -370,7 +370,7 @@ void gr_stream_graph_node(CUgraphNodeType type)
         if (type == CU_GRAPH_NODE_TYPE_HOST || type == CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT ||
             type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP) {
                 atomic_store(&graphs_wait, true);
-                waits(will_wait(), CUDA_SUCCESS);
+                note_wait(will_wait(), CUDA_SUCCESS);
         }
 }
 
@@ -381,7 +381,7 @@ bool gr_stream_graph_begins(void)
 
 CUresult gr_stream_graph_began(CUresult result)
 {
-        return waits(true, result);
+        return note_wait(true, result);
 }
 
 #define HOST_NODE(symbol, type, parameters)                                                                            \

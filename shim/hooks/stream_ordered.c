@@ -74,7 +74,7 @@ static uint64_t whole_pages(uint64_t bytes)
 }
 
 /* An attribute of the pool in bytes. The driver is asked again if it does not tell; then `otherwise` is returned. */
-static uint64_t amount(const struct pool *pool, CUmemPool_attribute attribute, uint64_t otherwise)
+static uint64_t pool_attribute(const struct pool *pool, CUmemPool_attribute attribute, uint64_t otherwise)
 {
         cuuint64_t bytes;
 
@@ -87,7 +87,7 @@ static uint64_t amount(const struct pool *pool, CUmemPool_attribute attribute, u
 /* What the program has of the pool, as the driver counts. */
 static uint64_t amount_used(const struct pool *pool, uint64_t otherwise)
 {
-        return amount(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, otherwise);
+        return pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, otherwise);
 }
 
 /* Lock held. As gr_budget_correct, for one pool. */
@@ -96,7 +96,8 @@ GR_HELD(lock) static bool correct_pool(struct pool *pool, uint64_t precharged_by
         uint64_t now_bytes, used_bytes;
 
         gr_assert_locked(&lock);
-        now_bytes = amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->pooled.reserved_bytes + precharged_bytes);
+        now_bytes = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+                                   pool->pooled.reserved_bytes + precharged_bytes);
         used_bytes = amount_used(pool, now_bytes);
         pool->lost_bytes = frees_lost && now_bytes == 0 ? used_bytes : gr_min(pool->lost_bytes, used_bytes);
         assert(pool->lost_bytes <= used_bytes);
@@ -406,7 +407,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
 }
 
 /* As gr_real_given. The driver accepts a request for 0 bytes, and gives none (docs/measurements.md, zero-bytes). */
-static CUresult given(CUresult result, const CUdeviceptr *dptr, size_t bytes)
+static CUresult given_bytes(CUresult result, const CUdeviceptr *dptr, size_t bytes)
 {
         return bytes > 0 ? gr_real_given(result, dptr) : result;
 }
@@ -414,37 +415,38 @@ static CUresult given(CUresult result, const CUdeviceptr *dptr, size_t bytes)
 GR_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream)
 {
         gr_shim_ready();
-        return given(alloc_async(dptr, bytes, stream, GR_NULL_LEGACY, gr_real.cuMemAllocAsync, gr_real.cuMemFreeAsync),
-                     dptr, bytes);
+        return given_bytes(
+                alloc_async(dptr, bytes, stream, GR_NULL_LEGACY, gr_real.cuMemAllocAsync, gr_real.cuMemFreeAsync), dptr,
+                bytes);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUstream stream)
 {
         gr_shim_ready();
-        return given(alloc_async(dptr, bytes, stream, GR_NULL_PER_THREAD, gr_real.cuMemAllocAsync_ptsz,
-                                 gr_real.cuMemFreeAsync_ptsz),
-                     dptr, bytes);
+        return given_bytes(alloc_async(dptr, bytes, stream, GR_NULL_PER_THREAD, gr_real.cuMemAllocAsync_ptsz,
+                                       gr_real.cuMemFreeAsync_ptsz),
+                           dptr, bytes);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
         gr_shim_ready();
-        return given(alloc_from_pool(dptr, bytes, pool, stream, GR_NULL_LEGACY, gr_real.cuMemAllocFromPoolAsync,
-                                     gr_real.cuMemFreeAsync),
-                     dptr, bytes);
+        return given_bytes(alloc_from_pool(dptr, bytes, pool, stream, GR_NULL_LEGACY, gr_real.cuMemAllocFromPoolAsync,
+                                           gr_real.cuMemFreeAsync),
+                           dptr, bytes);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool,
                                                         CUstream stream)
 {
         gr_shim_ready();
-        return given(alloc_from_pool(dptr, bytes, pool, stream, GR_NULL_PER_THREAD,
-                                     gr_real.cuMemAllocFromPoolAsync_ptsz, gr_real.cuMemFreeAsync_ptsz),
-                     dptr, bytes);
+        return given_bytes(alloc_from_pool(dptr, bytes, pool, stream, GR_NULL_PER_THREAD,
+                                           gr_real.cuMemAllocFromPoolAsync_ptsz, gr_real.cuMemFreeAsync_ptsz),
+                           dptr, bytes);
 }
 
 /* Enters a pool that the program has made or asked for into the table. */
-static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocationType type)
+static void remember_seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocationType type)
 {
         GR_NO_CANCEL;
         GR_KEEP_ERRNO;
@@ -468,7 +470,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolPr
         atomic_store_explicit(&pools_made, true, memory_order_relaxed); /* before the program can free memory of it */
         result = GR_REAL(cuMemPoolCreate, pool, props);
         if (result == CUDA_SUCCESS && gr_shim_ready())
-                seen(*pool, &props->location, props->allocType);
+                remember_seen(*pool, &props->location, props->allocType);
         return result;
 }
 
@@ -477,7 +479,7 @@ static CUresult asked_for(CUresult result, const CUmemoryPool *pool, const CUmem
                           CUmemAllocationType type)
 {
         if (result == CUDA_SUCCESS && gr_shim_ready())
-                seen(*pool, location, type);
+                remember_seen(*pool, location, type);
         return result;
 }
 
@@ -495,7 +497,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *lo
  * Asks the driver for an attribute of the address; a second time if it does not tell, as a wrong charge would not be
  * corrected later.
  */
-static bool told(void *ret, CUpointer_attribute attribute, CUdeviceptr ptr)
+static bool ask_driver(void *ret, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
         return gr_real.cuPointerGetAttribute(ret, attribute, ptr) == CUDA_SUCCESS ||
                gr_real.cuPointerGetAttribute(ret, attribute, ptr) == CUDA_SUCCESS;
@@ -507,9 +509,9 @@ static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, 
         CUmemoryPool handle = NULL;
         size_t bytes = 0;
 
-        if (!told(&handle, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) || !handle ||
-            !told(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr) ||
-            !told(ret_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) || *ret_device < 0 ||
+        if (!ask_driver(&handle, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) || !handle ||
+            !ask_driver(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr) ||
+            !ask_driver(ret_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) || *ret_device < 0 ||
             *ret_device >= GR_DEVICES_MAX)
                 return false;
         *ret_pool = handle;

@@ -127,7 +127,7 @@ static void write_at(uint64_t now_ns, enum gr_entry what, int device, unsigned d
 }
 
 /* For gr_trace_to. */
-static void add(enum gr_entry what, int device, unsigned detail, uint64_t address, uint64_t bytes)
+static void add_entry(enum gr_entry what, int device, unsigned detail, uint64_t address, uint64_t bytes)
 {
         if (what == GR_ENTRY_RUNG ||
             (what == GR_ENTRY_COUNTER && (detail == GR_COUNTER_driver_allocs || detail == GR_COUNTER_remapped_bytes)))
@@ -142,7 +142,10 @@ void gr_trace_begin_alloc(void)
 
 void gr_trace_end_alloc(struct gr_context *context, CUdeviceptr ptr, size_t bytes, int rc)
 {
-        add(rc ? GR_ENTRY_REFUSED : own.missed ? GR_ENTRY_MISS : GR_ENTRY_HIT, context->device->ordinal, 0, ptr, bytes);
+        add_entry(rc           ? GR_ENTRY_REFUSED
+                  : own.missed ? GR_ENTRY_MISS
+                               : GR_ENTRY_HIT,
+                  context->device->ordinal, 0, ptr, bytes);
 }
 
 void gr_trace_free(CUdeviceptr ptr, uint64_t before_ns)
@@ -206,6 +209,6 @@ bool gr_trace_init(void)
                         break;
         batches = STEP;
         ring = GR_TRACE_BATCHES_MAX;
-        atomic_store(&gr_trace_to, add);
+        atomic_store(&gr_trace_to, add_entry);
         return true;
 }
