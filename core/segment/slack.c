@@ -74,8 +74,8 @@ static uint64_t slack_share(int64_t credit_ns)
  * By how much the device's footprint would exceed `peak` of live memory and 1/share of it if it grew by growth_bytes
  * for a request.
  */
-static uint64_t above(struct gr_device *device, uint64_t peak, size_t request_bytes, uint64_t growth_bytes,
-                      uint64_t share)
+static uint64_t bytes_above(struct gr_device *device, uint64_t peak, size_t request_bytes, uint64_t growth_bytes,
+                            uint64_t share)
 {
         uint64_t reserved = atomic_load(&device->reserved_bytes), line;
 
@@ -85,17 +85,17 @@ static uint64_t above(struct gr_device *device, uint64_t peak, size_t request_by
         return reserved + growth_bytes > line ? reserved + growth_bytes - line : 0;
 }
 
-/* As above, with the peak since the beginning and the share that the credit allows: that is the bound. */
+/* As bytes_above, with the peak since the beginning and the share that the credit allows: that is the bound. */
 static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, int64_t credit_ns)
 {
         struct gr_device *device = context->device;
 
-        return above(device, atomic_load(&device->peak_live_bytes), request_bytes, growth_bytes,
-                     slack_share(credit_ns));
+        return bytes_above(device, atomic_load(&device->peak_live_bytes), request_bytes, growth_bytes,
+                           slack_share(credit_ns));
 }
 
 /* What is left of the credit after so much time was spent. */
-static int64_t credit(struct gr_context *context, uint64_t spent_ns)
+static int64_t spend_credit(struct gr_context *context, uint64_t spent_ns)
 {
         struct gr_slack *slack = &context->segments->slack;
         int64_t left;
@@ -114,7 +114,7 @@ static int64_t credit(struct gr_context *context, uint64_t spent_ns)
  * Returns idle memory. Blocks in bins are returned only if it is worth the calls, and not while a barrier waits for
  * running work: the driver would make this thread wait for that work, too.
  */
-static void trim(struct gr_context *context, uint64_t want_bytes)
+static void return_idle(struct gr_context *context, uint64_t want_bytes)
 {
         uint64_t gone = gr_segments_trim(context, want_bytes);
 
@@ -135,7 +135,7 @@ static bool has_surplus(struct gr_segments *segments)
 }
 
 /* Logs what the memory consists of when the footprint passes its bound; only after it has grown by TELL_SHARE. */
-static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t above, uint64_t waited_ns)
+static void log_growth(struct gr_context *context, uint64_t growth_bytes, uint64_t above, uint64_t waited_ns)
 {
         struct gr_segments *segments = context->segments;
         struct gr_slack *slack = &segments->slack;
@@ -166,19 +166,19 @@ bool gr_slack_is_exceeded(struct gr_context *context, size_t request_bytes, uint
 
 bool gr_slack_is_exceeded_recently(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
 {
-        return above(context->device, gr_budget_recent_peak(context->device), request_bytes, growth_bytes,
-                     slack_share(0)) > 0;
+        return bytes_above(context->device, gr_budget_recent_peak(context->device), request_bytes, growth_bytes,
+                           slack_share(0)) > 0;
 }
 
 bool gr_slack_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
 {
         return above_bound(context, request_bytes, growth_bytes, 0) == 0 ||
-               above_bound(context, request_bytes, growth_bytes, credit(context, 0)) == 0;
+               above_bound(context, request_bytes, growth_bytes, spend_credit(context, 0)) == 0;
 }
 
 void gr_slack_spend(struct gr_context *context, uint64_t spent_ns)
 {
-        credit(context, spent_ns);
+        spend_credit(context, spent_ns);
 }
 
 /* The most that graphs used at a time, or will with this request. The segments' lock is held. */
@@ -229,12 +229,12 @@ bool gr_slack_make_room(struct gr_context *context, size_t request_bytes, uint64
 
         if (above_bound(context, request_bytes, growth_bytes, 0) == 0)
                 return true;
-        credit_ns = credit(context, 0);
+        credit_ns = spend_credit(context, 0);
         above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         if (above > 0) {
                 gr_fence_close(context->fence);
                 gr_fence_poll(context->fence);
-                trim(context, above);
+                return_idle(context, above);
                 above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         }
         while (above > 0 && credit_ns > 0 && rc == 0 && has_surplus(context->segments)) {
@@ -243,10 +243,11 @@ bool gr_slack_make_room(struct gr_context *context, size_t request_bytes, uint64
                 rc = gr_fence_wait_oldest(context->fence, begin_ns + WAIT_MOST_NS);
                 waited_ns += driver->now_ns() - wait_ns;
                 if (rc == 0)
-                        trim(context, above);
+                        return_idle(context, above);
                 above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         }
-        credit(context, driver->now_ns() - begin_ns - (rc == 0 && gr_fence_waiting(context->fence) ? waited_ns : 0));
-        tell(context, growth_bytes, above, waited_ns);
+        spend_credit(context,
+                     driver->now_ns() - begin_ns - (rc == 0 && gr_fence_waiting(context->fence) ? waited_ns : 0));
+        log_growth(context, growth_bytes, above, waited_ns);
         return above == 0;
 }
