@@ -318,6 +318,8 @@ struct sim_alloc *sim_find_locked(uintptr_t address)
                         alloc = page->slab->unit[(address - heap->base) % SIM_PAGE_BYTES / SIM_UNIT_BYTES];
                 return alloc && address - alloc->base < alloc->bytes ? alloc : NULL;
         }
+        if (sim_is_reserved_locked(address))
+                return sim_find_mapped_locked(address);
         for (struct sim_alloc *range = ranges; range; range = range->next) {
                 if (address >= range->base && address - range->base < range->bytes)
                         return range;
@@ -426,8 +428,10 @@ struct sim_alloc *sim_range_add(enum sim_alloc_kind kind, uintptr_t base, size_t
         range->flags = flags;
         sim_memory_lock();
         range->buffer_id = next_buffer_id++;
-        range->next = ranges;
-        ranges = range;
+        if (kind != SIM_ALLOC_MAPPED) {
+                range->next = ranges;
+                ranges = range;
+        }
         sim_memory_unlock();
         return range;
 }
@@ -437,9 +441,10 @@ void sim_range_remove(struct sim_alloc *range)
         struct sim_alloc **at = &ranges;
 
         sim_memory_lock();
-        while (*at != range)
+        while (range->kind != SIM_ALLOC_MAPPED && *at != range)
                 at = &(*at)->next;
-        *at = range->next;
+        if (*at == range)
+                *at = range->next;
         sim_memory_unlock();
         free(range);
 }

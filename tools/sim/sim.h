@@ -353,7 +353,7 @@ struct sim_alloc {
         _Atomic unsigned access; /* mapped memory: a bit for each device that may use it */
         bool sync_memops;
         int file;               /* of exported memory, plus 1; closed with the allocation. Guarded by the memory lock */
-        struct sim_alloc *next; /* in the list of ranges outside the device heaps */
+        struct sim_alloc *next; /* in the list of ranges outside the device heaps, without mapped memory */
         /* Pools' memory only, guarded by sim_lock(). */
         struct sim_alloc *next_cached;
         struct sim_node *freed;       /* the free in its stream; reuse comes after it */
@@ -430,6 +430,8 @@ uint64_t sim_shared_card(const char *path); /* identifies the card: by its file,
 /* ---- vmm.c ---- */
 
 bool sim_is_reserved_locked(uintptr_t address); /* memory lock or sim_lock() held */
+/* What is mapped at a reserved address, or NULL; likewise. */
+struct sim_alloc *sim_find_mapped_locked(uintptr_t address);
 
 /* ---- touch.c ---- */
 

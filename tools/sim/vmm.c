@@ -25,18 +25,20 @@ struct created {
         unsigned refs; /* the program's and one per mapping */
         bool charged;  /* it takes memory of the device; imported memory does not */
         CUmemAllocationProp prop;
+        struct mapping *mappings;
         struct created *next; /* in the free list */
 };
 
 struct mapping {
         struct sim_alloc *range; /* idle until access is given */
         struct created *memory;
-        struct mapping *next;
+        struct mapping *next; /* of the same memory */
 };
 
 struct reservation {
         uintptr_t base;
         size_t bytes;
+        struct mapping **pages; /* for each page what is mapped there, or NULL */
         struct reservation *next;
 };
 
@@ -44,8 +46,8 @@ struct reservation {
 static int file = -1;
 static off_t next_offset;
 static struct created *dead;
-static struct mapping *mappings;
-/* Changed under both locks, read under either. */
+static size_t mapping_count;
+/* Changed under both locks, read under either; so are their pages. */
 static struct reservation *reservations;
 
 /*
@@ -54,31 +56,51 @@ static struct reservation *reservations;
  */
 static _Atomic int changing;
 
-static bool mapped_twice(const struct created *memory)
-{
-        unsigned count = 0;
-
-        for (struct mapping *m = mappings; m; m = m->next)
-                count += m->memory == memory;
-        return count > 1;
-}
-
 /* Lock held. */
 static void check_alone(const struct created *memory, const char *what)
 {
-        if (changing > 1 && mapped_twice(memory)) {
+        if (changing > 1 && memory->mappings && memory->mappings->next) {
                 fprintf(stderr, "%s: two threads at once, and memory that is mapped twice\n", what);
                 abort();
         }
 }
 
-bool sim_is_reserved_locked(uintptr_t address)
+/* What is noted of the page of this address; NULL: it is not reserved. */
+static struct mapping **page_at(uintptr_t address)
 {
         for (struct reservation *r = reservations; r; r = r->next) {
                 if (address >= r->base && address - r->base < r->bytes)
-                        return true;
+                        return &r->pages[(address - r->base) / SIM_PAGE_BYTES];
         }
-        return false;
+        return NULL;
+}
+
+bool sim_is_reserved_locked(uintptr_t address)
+{
+        return page_at(address);
+}
+
+static struct mapping *find_mapping(uintptr_t address)
+{
+        struct mapping **page = page_at(address);
+
+        return page ? *page : NULL;
+}
+
+struct sim_alloc *sim_find_mapped_locked(uintptr_t address)
+{
+        struct mapping *m = find_mapping(address);
+
+        return m ? m->range : NULL;
+}
+
+/* Notes what is mapped at these pages from now on, or NULL. sim_lock() held. */
+static void set_pages(uintptr_t base, size_t bytes, struct mapping *m)
+{
+        sim_memory_lock();
+        for (size_t at = 0; at < bytes; at += SIM_PAGE_BYTES)
+                *page_at(base + at) = m;
+        sim_memory_unlock();
 }
 
 static bool whole_pages(size_t bytes)
@@ -143,11 +165,15 @@ SIM_API cuMemAddressReserve(CUdeviceptr *ret_base, size_t bytes, size_t alignmen
         if (bytes > SIZE_MAX - alignment)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         r = calloc(1, sizeof *r);
+        if (r)
+                r->pages = calloc(bytes / SIM_PAGE_BYTES, sizeof *r->pages);
         room = alignment > SIM_PAGE_BYTES ? bytes + alignment : bytes;
         at = sim_map(room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (!r || at == MAP_FAILED) {
+        if (!r || !r->pages || at == MAP_FAILED) {
                 if (at != MAP_FAILED)
                         munmap(at, room);
+                if (r)
+                        free(r->pages);
                 free(r);
                 return CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -169,10 +195,10 @@ SIM_API cuMemAddressReserve(CUdeviceptr *ret_base, size_t bytes, size_t alignmen
         return CUDA_SUCCESS;
 }
 
-static bool has_mapping(uintptr_t base, size_t bytes)
+static bool has_mapping(const struct reservation *r)
 {
-        for (struct mapping *m = mappings; m; m = m->next) {
-                if (m->range->base < base + bytes && base < m->range->base + m->range->bytes)
+        for (size_t i = 0; i < r->bytes / SIM_PAGE_BYTES && mapping_count > 0; i++) {
+                if (r->pages[i])
                         return true;
         }
         return false;
@@ -188,11 +214,12 @@ SIM_API cuMemAddressFree(CUdeviceptr base, size_t bytes)
         while (*at && ((*at)->base != base || (*at)->bytes != bytes))
                 at = &(*at)->next;
         r = *at;
-        if (r && !has_mapping(base, bytes)) {
+        if (r && !has_mapping(r)) {
                 sim_memory_lock();
                 *at = r->next;
                 sim_memory_unlock();
                 sim_unmap((void *)(uintptr_t)base, bytes);
+                free(r->pages);
                 free(r);
                 rc = CUDA_SUCCESS;
         }
@@ -286,8 +313,8 @@ static bool move_to_own_file(struct created *memory)
                 fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, memory->offset, (off_t)memory->bytes);
                 memory->own_file = own + 1;
                 memory->offset = 0;
-                for (struct mapping *m = mappings; m; m = m->next)
-                        if (m->memory == memory && !m->range->idle && !show(m))
+                for (struct mapping *m = memory->mappings; m; m = m->next)
+                        if (!m->range->idle && !show(m))
                                 abort();
         } else if (own >= 0) {
                 close(own);
@@ -376,6 +403,18 @@ SIM_API cuMemRelease(CUmemGenericAllocationHandle handle)
         return rc;
 }
 
+/* Whether all of these pages are reserved, and nothing is mapped there. Lock held. */
+static bool can_map(uintptr_t base, size_t bytes)
+{
+        for (size_t at = 0; at < bytes; at += SIM_PAGE_BYTES) {
+                struct mapping **page = page_at(base + at);
+
+                if (!page || *page)
+                        return false;
+        }
+        return true;
+}
+
 SIM_API cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                  unsigned long long flags)
 {
@@ -389,8 +428,7 @@ SIM_API cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllo
         if (is_created(handle) && whole_pages(bytes) && !(base % SIM_PAGE_BYTES) && (offset || bytes != memory->bytes))
                 rc = CUDA_ERROR_NOT_SUPPORTED; /* only a part of the handle's memory (measured, driver 580) */
         if (!is_created(handle) || !whole_pages(bytes) || offset || flags || bytes != memory->bytes ||
-            base % SIM_PAGE_BYTES || !sim_is_reserved_locked(base) || !sim_is_reserved_locked(base + bytes - 1) ||
-            has_mapping(base, bytes))
+            base % SIM_PAGE_BYTES || !can_map(base, bytes))
                 goto out;
         rc = CUDA_ERROR_OUT_OF_MEMORY;
         m = calloc(1, sizeof *m);
@@ -406,8 +444,10 @@ SIM_API cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllo
         sim_heap_set_idle(m->range, true);
         m->memory = memory;
         memory->refs++;
-        m->next = mappings;
-        mappings = m;
+        m->next = memory->mappings;
+        memory->mappings = m;
+        mapping_count++;
+        set_pages(base, bytes, m);
         check_alone(memory, "cuMemMap");
         rc = CUDA_SUCCESS;
 out:
@@ -419,54 +459,55 @@ out:
 /* Whether mappings cover exactly [base, base + bytes). Lock held. */
 static bool covered(uintptr_t base, size_t bytes)
 {
-        size_t found = 0;
+        while (bytes > 0) {
+                struct mapping *m = find_mapping(base);
 
-        for (struct mapping *m = mappings; m; m = m->next) {
-                if (m->range->base >= base && m->range->base - base < bytes) {
-                        if (m->range->bytes > bytes - (m->range->base - base))
-                                return false;
-                        found += m->range->bytes;
-                }
+                if (!m || m->range->base != base || m->range->bytes > bytes)
+                        return false;
+                base += m->range->bytes;
+                bytes -= m->range->bytes;
         }
-        return found == bytes;
+        return true;
+}
+
+/* Lock held. */
+static void unmap(struct mapping *m)
+{
+        struct mapping **at = &m->memory->mappings;
+        void *start = (void *)m->range->base;
+        size_t bytes = m->range->bytes;
+
+        check_alone(m->memory, "cuMemUnmap");
+        while (*at != m)
+                at = &(*at)->next;
+        *at = m->next;
+        mapping_count--;
+        /* Out of the table first: then no operation accesses the range any more. */
+        set_pages(m->range->base, bytes, NULL);
+        sim_range_remove(m->range);
+        mmap(start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        drop(m->memory);
+        free(m);
 }
 
 /* Does not wait for work, like the driver's. */
 SIM_API cuMemUnmap(CUdeviceptr base, size_t bytes)
 {
-        struct mapping **at = &mappings;
         CUresult rc = CUDA_SUCCESS;
 
         SIM_ENTER(cuMemUnmap);
         changing++;
         sim_lock();
-        if (!bytes || !covered(base, bytes)) {
+        if (bytes && covered(base, bytes)) {
+                for (uintptr_t at = base; at < base + bytes;) {
+                        struct mapping *m = find_mapping(at);
+
+                        at += m->range->bytes;
+                        unmap(m);
+                }
+        } else if (mapping_count == 0 || base + bytes >= base) {
                 /* Past the end of all addresses it succeeds as soon as anything is mapped (measured, driver 580). */
-                if (!mappings || base + bytes >= base)
-                        rc = CUDA_ERROR_INVALID_VALUE;
-                sim_unlock();
-                changing--;
-                return rc;
-        }
-        while (*at) {
-                struct mapping *m = *at;
-
-                if (m->range->base < base || m->range->base - base >= bytes) {
-                        at = &m->next;
-                        continue;
-                }
-                check_alone(m->memory, "cuMemUnmap");
-                *at = m->next;
-                /* Removed from the table first: then no operation accesses the range any more. */
-                {
-                        void *start = (void *)m->range->base;
-                        size_t length = m->range->bytes;
-
-                        sim_range_remove(m->range);
-                        mmap(start, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-                }
-                drop(m->memory);
-                free(m);
+                rc = CUDA_ERROR_INVALID_VALUE;
         }
         sim_unlock();
         changing--;
@@ -489,11 +530,11 @@ SIM_API cuMemSetAccess(CUdeviceptr base, size_t bytes, const CUmemAccessDesc *de
                 sim_unlock();
                 return CUDA_ERROR_INVALID_VALUE;
         }
-        for (struct mapping *m = mappings; m && rc == CUDA_SUCCESS; m = m->next) {
+        for (uintptr_t at = base; at < base + bytes && rc == CUDA_SUCCESS;) {
+                struct mapping *m = find_mapping(at);
                 bool access;
 
-                if (m->range->base < base || m->range->base - base >= bytes)
-                        continue;
+                at += m->range->bytes;
                 for (size_t i = 0; i < count; i++)
                         if (descs[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
                                 m->range->access |= 1u << descs[i].location.id;
@@ -507,15 +548,6 @@ SIM_API cuMemSetAccess(CUdeviceptr base, size_t bytes, const CUmemAccessDesc *de
         }
         sim_unlock();
         return rc;
-}
-
-static struct mapping *find_mapping(uintptr_t address)
-{
-        struct mapping *m = mappings;
-
-        while (m && (address < m->range->base || address - m->range->base >= m->range->bytes))
-                m = m->next;
-        return m;
 }
 
 SIM_API cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
