@@ -140,14 +140,12 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes)
                                 break;
                         }
         }
-        for (unsigned class = GR_CLASS_COUNT; class -- > 0 && back < want_bytes;) {
+        for (unsigned class = GR_CLASS_COUNT; class -- > 0;) {
                 size_t count;
 
-                do {
-                        count = take_idle_blocks(context, class, 0, want_bytes - back, UINT64_MAX, blocks,
-                                                 GR_TRIM_BATCH);
+                while (back < want_bytes && (count = take_idle_blocks(context, class, 0, want_bytes - back, UINT64_MAX,
+                                                                      blocks, GR_TRIM_BATCH)) > 0)
                         back += return_blocks(context, blocks, count);
-                } while (count > 0 && back < want_bytes);
         }
         if (back > 0)
                 gr_arenas_returned(context, UINT64_MAX); /* they are returned now or soon */
