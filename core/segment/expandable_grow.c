@@ -49,7 +49,7 @@
 #define EXTRA_ROOM_SHARE 8   /* beside that, limits must leave room for an eighth of what is reserved */
 #define MOVE_TIMES       2   /* the time of a move counts twice: to unmap its old addresses takes as much */
 #define HOLES_LOOKED     128 /* most holes that one request looks at: a microsecond or two */
-/* A refused size is tried again only after so long, or when the device has more free memory. */
+/* After so long the driver is asked for memory although, by its own figure, it has too little. */
 #define REFUSED_NS UINT64_C(100000000)
 
 /* Below, the segments' lock is held unless a comment says otherwise. */
@@ -340,36 +340,17 @@ static uint64_t least_to_map_for_graph(struct gr_context *context, size_t bytes)
         return gr_budget_cache_room(context->device) < least_bytes + reserved / EXTRA_ROOM_SHARE ? 0 : least_bytes;
 }
 
-/* Whether the driver refused as much a moment ago, and has no more free memory now by its own figure. Lock not held. */
-static bool was_refused(struct gr_context *context, uint64_t bytes)
+/*
+ * Whether the driver has refused memory a moment ago and, by its own figure, has less than bytes: then a part of them
+ * would be mapped in vain, on a full device for nearly every request. Lock not held.
+ */
+static bool is_refused(struct gr_context *context, uint64_t bytes)
 {
         const struct gr_driver *driver = context->core->driver;
-        struct gr_segments *segments = context->segments;
-        uint64_t now_ns = driver->now_ns(), had_bytes, free_bytes, total;
-        bool refused;
+        uint64_t refused_ns = atomic_load(&context->segments->refused_ns), free_bytes, total;
 
-        gr_lock(&segments->lock);
-        refused = segments->refused_bytes > 0 && bytes >= segments->refused_bytes &&
-                  now_ns < segments->refused_ns + REFUSED_NS;
-        had_bytes = segments->refused_free_bytes;
-        gr_unlock(&segments->lock);
-        return refused && driver->mem_info(context->handle, &free_bytes, &total) == 0 && free_bytes < bytes &&
-               free_bytes <= had_bytes;
-}
-
-/* Lock not held. */
-static void note_refused(struct gr_context *context, uint64_t bytes)
-{
-        const struct gr_driver *driver = context->core->driver;
-        struct gr_segments *segments = context->segments;
-        uint64_t now_ns = driver->now_ns(), free_bytes = 0, total;
-
-        driver->mem_info(context->handle, &free_bytes, &total); /* on failure nothing is known: as if it had none */
-        gr_lock(&segments->lock);
-        segments->refused_bytes = bytes;
-        segments->refused_free_bytes = free_bytes;
-        segments->refused_ns = now_ns;
-        gr_unlock(&segments->lock);
+        return refused_ns > 0 && driver->now_ns() < refused_ns + REFUSED_NS &&
+               driver->mem_info(context->handle, &free_bytes, &total) == 0 && free_bytes < bytes;
 }
 
 /*
@@ -386,7 +367,7 @@ static int map_all_holes(struct gr_context *context, struct gr_range *range, uin
         *ret_bytes = 0;
         if (gr_budget_room(context->device) < lack_bytes)
                 return -EDQUOT;
-        if (was_refused(context, lack_bytes))
+        if (is_refused(context, lack_bytes))
                 return -ENOMEM;
         gr_budget_returns_begin(context->device); /* other threads must know that some of this may go back */
         rc = map_holes(context, range, GR_PAGE_BYTES, ret_bytes);
@@ -400,7 +381,7 @@ static int map_all_holes(struct gr_context *context, struct gr_range *range, uin
         }
         gr_budget_returns_end(context->device, gone);
         if (rc == -ENOMEM)
-                note_refused(context, lack_bytes);
+                atomic_store(&segments->refused_ns, context->core->driver->now_ns());
         return rc;
 }
 

@@ -76,6 +76,7 @@ struct gr_segments {
         _Atomic bool moves_refused __attribute__((aligned(GR_LINE_BYTES)));
         _Atomic bool expandable_refused; /* no expandable segment, for lack of addresses or memory: expandable.c */
         _Atomic bool extra_refused;      /* only what requests lack is mapped, as memory is short: expandable_grow.c */
+        _Atomic uint64_t refused_ns;     /* when a mapping last failed for lack of memory; 0: never. Likewise */
         _Atomic uint64_t waiting_bytes;  /* of ranges in the queue: segments_serve.c, segments.c */
         /* The latest epoch of ranges that became free ahead of their fence: segments_serve.c, segments.c. */
         _Atomic uint64_t ahead_epoch;
@@ -105,8 +106,6 @@ struct gr_segments {
         uint64_t stuck_epoch;      /* the latest epoch of stuck extents that are left, 0 if none: expandable.c */
         unsigned busy;             /* threads in calls of the driver that map or unmap; each counts itself */
         struct gr_slack slack;     /* slack.c */
-        /* The last mapping that failed for lack of memory: size (0: none), what was free, when: expandable_grow.c. */
-        uint64_t refused_bytes, refused_free_bytes, refused_ns;
 };
 
 /* Adds bytes, which may be negative, to the surplus. */

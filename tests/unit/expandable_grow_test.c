@@ -164,6 +164,26 @@ static void test_mapped_in_vain(enum gr_pool_kind pool, bool limited)
         gpu_end();
 }
 
+/* On a full device a request that is smaller than the last refused one maps nothing in vain either, for a while. */
+static void test_full_device(void)
+{
+        uint64_t all_bytes = GPU_PAGES * GR_PAGE_BYTES, a, refused;
+        unsigned calls;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(all_bytes - 64 * MIB);
+        GR_CHECK_EQ(sg_alloc(context, 512 * MIB, &refused), -ENOMEM);
+        calls = sg_calls(SG_MEM_MAP);
+        GR_CHECK_EQ(sg_alloc(context, 80 * MIB, &refused), -ENOMEM);
+        GR_CHECK_EQ(sg_calls(SG_MEM_MAP), calls);
+        sg_advance(1000 * SG_MS);
+        GR_CHECK_EQ(sg_alloc(context, 80 * MIB, &refused), -ENOMEM);
+        GR_CHECK(sg_calls(SG_MEM_MAP) > calls);
+        gpu_give(a, all_bytes - 64 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* What lives at the front of the segment while extra memory may be mapped. */
 static uint64_t begin_extra(enum gr_pool_kind pool, uint64_t live_bytes)
 {
@@ -525,6 +545,7 @@ int main(void)
                 test_mapped_in_vain(pool, false);
                 test_mapped_in_vain(pool, true);
         }
+        test_full_device();
         test_many_holes();
         test_extra(GR_POOL_AUTO, 1024 * MIB, true);
         test_extra(GR_POOL_AUTO, 62 * MIB, false);
