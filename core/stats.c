@@ -123,7 +123,7 @@ void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg)
                 if (device_seen(&core->devices[i]))
                         put_device(&out, &core->devices[i]);
         put_pinned(&out, core->host);
-        requests = counts.hits + count_of(core, GR_COUNTER_driver_allocs);
+        requests = counts.hits + count_of(core, GR_COUNTER_fresh_allocs);
         put(&out,
             "  requests: %" PRIu64 ", of them %" PRIu64 " from the cache (%.1f%%); frees into the cache: %" PRIu64 "\n",
             requests, counts.hits, requests ? 100.0 * (double)counts.hits / (double)requests : 0.0, counts.frees);

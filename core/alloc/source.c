@@ -124,6 +124,7 @@ int gr_source_fresh_plain(const struct gr_source_request *request, struct gr_blo
         }
         assert(ptr != 0 && capacity > 0);
         gr_count(core, GR_COUNTER_driver_allocs, 1);
+        gr_count(core, GR_COUNTER_fresh_allocs, 1);
         rc = gr_budget_commit(device, ptr, capacity, reserved);
         if (rc)
                 goto give_back;

@@ -179,6 +179,8 @@ int gr_graph_segments_grow(struct gr_context *context, size_t bytes, struct gr_b
         int rc = gr_expandable_grow(context, gr_expandable_graph_kind(gr_is_small(bytes)),
                                     gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES), ret_block);
 
+        if (!rc)
+                gr_count(context->core, GR_COUNTER_fresh_allocs, 1);
         gr_budget_update_peak(context->device);
         gr_pressure_note(context);
         return rc;

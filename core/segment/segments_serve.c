@@ -389,6 +389,8 @@ int gr_segments_grow(struct gr_context *context, size_t bytes, struct gr_block *
         if (block)
                 *ret_block = block;
 out:
+        if (!rc)
+                gr_count(context->core, GR_COUNTER_fresh_allocs, 1);
         gr_budget_update_peak(context->device);
         gr_pressure_note(context);
         return rc;

@@ -198,6 +198,7 @@ static void test_figures(void)
         gr_budget_set_limit(&core.devices[0], GR_LIMIT_HARD, 128 * MIB);
 
         check_json();
+        GR_CHECK_EQ(value_of("fresh_allocs"), 2);
         GR_CHECK_EQ(value_of("driver_allocs"), 2);
         GR_CHECK_EQ(value_of("hits"), 1);
         GR_CHECK_EQ(value_of("frees"), 2);
