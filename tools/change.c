@@ -1,12 +1,17 @@
-/* gpureclaim limit, threshold, reclaim: orders to running processes. */
+/* gpureclaim limit, threshold, reclaim, sleep: orders to running processes. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/ladder_rungs.h"
 #include "base/size.h"
 #include "cards.h"
 #include "command.h"
+#include "system/platform.h"
+
+#define SLEEP_NS       UINT64_C(10000000000) /* how long a process that works is asked to sleep */
+#define SLEEP_PAUSE_US 20000
 
 /* 0: not a pid. */
 static unsigned parse_pid(const char *text)
@@ -174,5 +179,69 @@ int command_reclaim(const struct arguments *arguments)
                 }
         if (status == EXIT_SUCCESS && found == 0 && pid)
                 status = not_there("reclaim", pid);
+        return status;
+}
+
+/* Asks one process until it sleeps, or the time is up. *ret_bytes: what is asleep of it on this GPU. */
+static int sleep_one(struct card *card, struct gr_member *member, uint64_t until_ns, uint64_t *ret_bytes)
+{
+        const struct gr_request request = {.orders = GR_ORDER_SLEEP};
+        uint64_t given;
+        int rc;
+
+        for (;;) {
+                rc = card_request(card, member, &request, &given);
+                if (rc == -ESRCH || gr_region_read(&card->region, member->slot, member) != 0)
+                        return -ESRCH;
+                *ret_bytes = member->figures[GR_FIGURE_asleep];
+                if (rc == 0 && (*ret_bytes > 0 || member->figures[GR_FIGURE_live] == 0))
+                        return 0;
+                if (gr_platform_now_ns() >= until_ns)
+                        return rc ? rc : -EBUSY;
+                usleep(SLEEP_PAUSE_US);
+        }
+}
+
+int command_sleep(const struct arguments *arguments)
+{
+        const char *timeout = flag_value(arguments, "timeout");
+        uint64_t timeout_ns = SLEEP_NS, until_ns, bytes;
+        char text[GR_SIZE_TEXT_BYTES];
+        struct card *cards;
+        size_t count, found = 0;
+        unsigned pid = 0;
+        int status, rc;
+
+        if (timeout && gr_duration_parse(timeout, &timeout_ns) != 0) {
+                complain("sleep: --timeout %s: not understood (expected a time such as 90s)", timeout);
+                return STATUS_USAGE;
+        }
+        if (arguments->count != 1 || !(pid = parse_pid(arguments->rest[0]))) {
+                complain("sleep: needs a process id");
+                return STATUS_USAGE;
+        }
+        status = open_all("sleep", &cards, &count);
+        until_ns = gr_platform_now_ns() + timeout_ns;
+        for (size_t i = 0; i < count; i++)
+                for (size_t j = 0; j < cards[i].count; j++) {
+                        struct gr_member *member = &cards[i].members[j];
+
+                        if (!member->same_namespace || member->identity.pid != pid)
+                                continue;
+                        found++;
+                        rc = sleep_one(&cards[i], member, until_ns, &bytes);
+                        if (rc == 0) {
+                                printf("%u %s: %s asleep in host memory\n", pid, member->name,
+                                       gr_size_format(bytes, text, sizeof(text)));
+                                continue;
+                        }
+                        complain("sleep: process %u: %s", pid,
+                                 rc == -EBUSY ? "it goes on working, has no memory that can leave the GPU, or runs "
+                                                "without GPURECLAIM_SLEEP=demand"
+                                              : failure(rc));
+                        status = EXIT_FAILURE;
+                }
+        if (status == EXIT_SUCCESS && found == 0)
+                status = not_there("sleep", pid);
         return status;
 }

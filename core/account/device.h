@@ -52,6 +52,7 @@ struct gr_device {
         bool integrated;                /* the device uses the host's memory; constant once blocks exist */
         _Atomic uint64_t spill_bytes;   /* most host memory that may serve allocations in place of device memory */
         _Atomic uint64_t spilled_bytes; /* how much of it is in use now */
+        _Atomic uint64_t asleep_bytes;  /* charged, but in the host's memory now (shim/driver/sleep.h) */
         _Atomic uint64_t graph_bytes;   /* freed, but parked for graphs (alloc/graph_hold.h) */
         _Atomic uint64_t executables;   /* executable graphs that the program made and did not destroy */
         /* At least what the driver took while it made executables; part of its overhead. GR_UNLIMITED: not known. */

@@ -33,6 +33,7 @@ enum gr_rank {
         GR_RANK_API,           /* shim/process: what the program registered */
         GR_RANK_PRIMARY,       /* one device's primary context begins or ends; recursive, held across the driver */
         GR_RANK_IPC,           /* shim/hooks: the thread that answers other processes; held while it is started */
+        GR_RANK_SLEEP,         /* the process goes to sleep or wakes; held across calls of the driver */
         GR_RANK_LADDER,        /* one device's climbers; held across calls of the driver */
         GR_RANK_CONTEXTS,      /* the list of contexts */
         GR_RANK_RECLAIMABLES,  /* the registry of reclaimables */

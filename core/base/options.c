@@ -8,6 +8,7 @@
 const char *const gr_options_reuse_words[] = {GR_REUSE_MODES(WORD) NULL};
 const char *const gr_options_pool_words[] = {GR_POOL_KINDS(WORD) NULL};
 const char *const gr_options_graph_arena_words[] = {GR_GRAPH_ARENAS(WORD) NULL};
+const char *const gr_options_sleep_words[] = {GR_SLEEP_MODES(WORD) NULL};
 const char *const gr_options_backtrace_words[] = {GR_BACKTRACE_MODES(WORD) NULL};
 const char *const gr_options_limit_includes_words[] = {GR_LIMIT_INCLUDES(WORD) NULL};
 #undef WORD

@@ -39,6 +39,11 @@
         X(GR_GRAPH_PRIVATE, "private")                                                                                 \
         X(GR_GRAPH_SHARED, "shared")
 
+/* When live memory leaves the device. */
+#define GR_SLEEP_MODES(X)                                                                                              \
+        X(GR_SLEEP_OFF, "off")                                                                                         \
+        X(GR_SLEEP_DEMAND, "demand")
+
 #define GR_LIMIT_INCLUDES(X)                                                                                           \
         X(GR_INCLUDES_ALLOCATIONS, "allocations")                                                                      \
         X(GR_INCLUDES_PROCESS, "process")
@@ -52,6 +57,7 @@
 enum gr_reuse { GR_REUSE_MODES(GR_ENUMERATOR) };
 enum gr_pool_kind { GR_POOL_KINDS(GR_ENUMERATOR) };
 enum gr_graph_arena { GR_GRAPH_ARENAS(GR_ENUMERATOR) };
+enum gr_sleep { GR_SLEEP_MODES(GR_ENUMERATOR) };
 enum gr_backtrace { GR_BACKTRACE_MODES(GR_ENUMERATOR) };
 enum gr_limit_includes { GR_LIMIT_INCLUDES(GR_ENUMERATOR) };
 #undef GR_ENUMERATOR
@@ -112,6 +118,7 @@ extern const struct gr_option gr_option_table[GR_OPTION_COUNT];
 extern const char *const gr_options_reuse_words[];
 extern const char *const gr_options_pool_words[];
 extern const char *const gr_options_graph_arena_words[];
+extern const char *const gr_options_sleep_words[];
 extern const char *const gr_options_backtrace_words[];
 extern const char *const gr_options_limit_includes_words[];
 

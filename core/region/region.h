@@ -2,7 +2,7 @@
  * The region: what the processes of one user (and one group) on one GPU know of each other, in shared memory.
  *
  *     /dev/shm/gpureclaim-UID/       folder, mode 0700 (GPURECLAIM_REGION_DIR)
- *       GROUP-UUID.v5                file, mode 0600: the id of a shared memory segment (region_file.h)
+ *       GROUP-UUID.v6                file, mode 0600: the id of a shared memory segment (region_file.h)
  *             |
  *             v
  *     +------------+---------------------+------------------------+--------+--------+-- ... --+----------+
@@ -38,7 +38,7 @@
 #include "account/figures.h"
 
 #define GR_REGION_MAGIC      UINT64_C(0x6e6f696765727267) /* "grregion" in the file */
-#define GR_REGION_VERSION    5
+#define GR_REGION_VERSION    6
 #define GR_REGION_SLOTS      512
 #define GR_REGION_NAME_BYTES 32  /* of a process, NUL included */
 #define GR_GROUP_NAME_BYTES  64  /* of a group, NUL included */
@@ -49,6 +49,7 @@
 #define GR_ORDER_LIMIT     1u /* take new_limit as the hard limit */
 #define GR_ORDER_THRESHOLD 2u /* take new_threshold as the release threshold */
 #define GR_ORDER_REFRESH   4u /* look at the device and publish */
+#define GR_ORDER_SLEEP     8u /* move the live memory to the host, if the process is idle; want_bytes does not count */
 
 /*
  * One process. Each word is atomic and valid by itself; two words read one after the other may be of different moments.

@@ -18,6 +18,7 @@
 #include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "reclaim/trim.h"
 #include "system/environment.h"
 #include "system/platform.h"
@@ -232,6 +233,8 @@ static uint64_t give_to_neighbour(struct member *member, const struct gr_request
         uint64_t until_ns;
 
         run_rung(member, &give, GR_RUNG_TRIM);
+        if (gr_sleep_is_asleep()) /* what the program would free first has to come back */
+                return give.back_bytes;
         run_rung(member, &give, GR_RUNG_PURGE);
         run_rung(member, &give, GR_RUNG_TRIM); /* returns what the purges have freed */
         for (enum gr_rung rung = GR_RUNG_DRIVER; rung <= GR_RUNG_DROP && rung <= request->rung; rung++)
@@ -288,7 +291,9 @@ static void serve_one(struct member *member, struct gr_region *region)
         if (!gr_region_take(region, &request))
                 return;
         obey(member, &request);
-        if (request.want_bytes > 0)
+        if (request.orders & GR_ORDER_SLEEP)
+                given = gr_sleep_begin(member->device->ordinal);
+        else if (request.want_bytes > 0)
                 given = give_to_neighbour(member, &request);
         if (request.orders & GR_ORDER_REFRESH)
                 gr_context_each(&gr_core, member->device->ordinal, refresh_device, NULL);

@@ -11,8 +11,10 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
 
+#include "account/budget.h"
 #include "base/hash.h"
 #include "base/no_cancel.h"
 #include "driver/real.h"
@@ -223,6 +225,11 @@ static CUstream release_stream(void *context)
         return stream;
 }
 
+CUstream gr_operations_stream(CUcontext context)
+{
+        return release_stream(context);
+}
+
 void gr_operations_context_gone(CUcontext context)
 {
         struct release_stream *entry;
@@ -394,8 +401,8 @@ struct gr_lock gr_mappings = GR_LOCK_INIT(GR_RANK_MAPPINGS);
 /* What one driver_mem_map has mapped, or all pieces of one import. */
 struct mapping {
         UT_hash_handle hh;
-        struct gr_piece piece; /* its ptr is the key */
-        CUmemGenericAllocationHandle handle;
+        struct gr_piece piece;    /* its ptr is the key */
+        struct gr_memory *memory; /* NULL: of an import */
 };
 static struct mapping *mappings GR_GUARDED_BY(gr_mappings);
 static uint64_t mapped_count GR_GUARDED_BY(gr_mappings);
@@ -410,6 +417,19 @@ GR_HELD(gr_mappings) static struct mapping *mapping_at(uint64_t ptr)
         gr_assert_locked(&gr_mappings);
         HASH_FIND(hh, mappings, &ptr, sizeof(ptr), mapping);
         return mapping;
+}
+
+/* Lock held. The mapping that ptr lies in; NULL: none. */
+GR_HELD(gr_mappings) static struct mapping *mapping_around(uint64_t ptr)
+{
+        uint64_t at = ptr & ~(uint64_t)(GR_PAGE_BYTES - 1);
+        struct mapping *mapping = mapping_at(at);
+
+        while (!mapping && at > 0 && ptr - at < largest_bytes) {
+                at -= GR_PAGE_BYTES;
+                mapping = mapping_at(at);
+        }
+        return mapping && ptr - at < mapping->piece.bytes ? mapping : NULL;
 }
 
 /* Lock held. Lets devices read and write what is mapped at ptr. */
@@ -451,7 +471,8 @@ GR_HELD(gr_mappings) static CUresult give_access(uint64_t ptr, size_t bytes, int
         return result;
 }
 
-GR_HELD(gr_mappings) CUresult gr_operations_adopt(uint64_t ptr, size_t bytes, int device, uint64_t handle)
+GR_HELD(gr_mappings)
+CUresult gr_operations_adopt(uint64_t ptr, size_t bytes, int device, struct gr_memory *memory)
 {
         struct mapping *mapping = calloc(1, sizeof(*mapping));
         CUresult result;
@@ -462,81 +483,165 @@ GR_HELD(gr_mappings) CUresult gr_operations_adopt(uint64_t ptr, size_t bytes, in
         result = give_access(ptr, bytes, device);
         if (result == CUDA_SUCCESS) {
                 largest_bytes = bytes > largest_bytes ? bytes : largest_bytes;
-                *mapping = (struct mapping){.piece = {ptr, bytes, ++mapped_count}, .handle = handle};
+                *mapping = (struct mapping){.piece = {ptr, bytes, ++mapped_count}, .memory = memory};
                 HASH_ADD(hh, mappings, piece.ptr, sizeof(ptr), mapping);
-                if (mapping->hh.tbl)
+                if (mapping->hh.tbl) {
+                        if (memory) {
+                                memory->ptr = ptr;
+                                memory->mapped++;
+                        }
                         return CUDA_SUCCESS;
+                }
                 result = CUDA_ERROR_OUT_OF_MEMORY;
         }
         free(mapping);
         return result;
 }
 
+/* Lock held. Frees the structure once neither core/ nor a mapping has the memory. */
+GR_HELD(gr_mappings) static void forget_if_unused(struct gr_memory *memory)
+{
+        gr_assert_locked(&gr_mappings);
+        if (memory->released && memory->mapped == 0)
+                free(memory);
+}
+
 GR_HELD(gr_mappings) void gr_operations_disown(uint64_t ptr)
 {
         struct mapping *mapping = mapping_at(ptr);
+        struct gr_memory *memory;
 
         assert(mapping);
+        memory = mapping->memory;
         HASH_DEL(mappings, mapping);
         free(mapping);
+        if (!memory)
+                return;
+        if (memory->ptr == ptr)
+                memory->ptr = 0;
+        memory->mapped--;
+        forget_if_unused(memory);
 }
 
-/* Lock held. Maps memory of device at ptr and enters it by gr_operations_adopt. On failure nothing is mapped. */
-GR_HELD(gr_mappings)
-static CUresult map_at(uint64_t ptr, size_t bytes, CUmemGenericAllocationHandle memory, int device)
+/* Lock held. Maps memory at ptr and enters it by gr_operations_adopt. On failure nothing is mapped. */
+GR_HELD(gr_mappings) static CUresult map_at(uint64_t ptr, size_t bytes, struct gr_memory *memory)
 {
         CUresult result;
 
         gr_assert_locked(&gr_mappings);
-        ONCE_READY(result, gr_real.cuMemMap(ptr, bytes, 0, memory, 0));
+        ONCE_READY(result, gr_real.cuMemMap(ptr, bytes, 0, memory->handle, 0));
         if (result == CUDA_SUCCESS) {
-                result = gr_operations_adopt(ptr, bytes, device, memory);
+                result = gr_operations_adopt(ptr, bytes, memory->device, memory);
                 if (result != CUDA_SUCCESS)
                         gr_real.cuMemUnmap(ptr, bytes);
         }
         return result;
 }
 
-/* Lock held. Unmaps what map_at has mapped, and releases handle; 0: the memory is kept. */
-GR_HELD(gr_mappings) static CUresult unmap_at(uint64_t ptr, size_t bytes, uint64_t handle)
+static CUresult create(struct gr_memory *memory)
 {
+        CUmemAllocationProp prop = mapped_prop(memory->device);
         CUresult result;
 
+        ONCE_READY(result, gr_real.cuMemCreate(&memory->handle, memory->bytes, &prop, 0));
+        return result;
+}
+
+/* Lock held. The driver takes the memory back once it is mapped nowhere. */
+GR_HELD(gr_mappings) static void release(struct gr_memory *memory)
+{
         gr_assert_locked(&gr_mappings);
-        ONCE_READY(result, gr_real.cuMemUnmap(ptr, bytes));
-        if (result != CUDA_SUCCESS)
-                return result;
+        if (memory->handle)
+                gr_real.cuMemRelease(memory->handle);
+        memory->handle = 0;
+}
+
+static void adjust_group(const struct gr_memory *memory, int sign)
+{
+        const struct gr_group *group = atomic_load(&gr_core.devices[memory->device].group);
+
+        if (group)
+                group->adjust(group->arg, sign * (int64_t)memory->bytes);
+}
+
+/* Lock held. The content of memory is on the device again, or nobody needs it any more. */
+GR_HELD(gr_mappings) static void drop_host(struct gr_memory *memory)
+{
+        gr_assert_locked(&gr_mappings);
+        munmap(memory->host, memory->bytes);
+        memory->host = NULL;
+        atomic_fetch_sub(&gr_core.devices[memory->device].asleep_bytes, memory->bytes);
+}
+
+/* Lock held. Unmaps what map_at has mapped; released: core/ gives the memory up. */
+GR_HELD(gr_mappings) static CUresult unmap_at(uint64_t ptr, size_t bytes, bool released)
+{
+        struct gr_memory *memory = mapping_at(ptr)->memory;
+        CUresult result = CUDA_SUCCESS;
+
+        gr_assert_locked(&gr_mappings);
+        if (!memory->host) {
+                ONCE_READY(result, gr_real.cuMemUnmap(ptr, bytes));
+                if (result != CUDA_SUCCESS)
+                        return result;
+        } else {
+                drop_host(memory);
+                adjust_group(memory, 1); /* core/ uncharges it now, as any other */
+        }
+        if (released) {
+                release(memory);
+                memory->released = true;
+        }
         gr_operations_disown(ptr);
-        if (handle)
-                gr_real.cuMemRelease(handle);
         return CUDA_SUCCESS;
 }
 
 static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
 {
         GR_NO_CANCEL;
-        CUmemAllocationProp prop = mapped_prop(device);
-        CUmemGenericAllocationHandle memory = *handle;
+        struct gr_memory *memory = (struct gr_memory *)(uintptr_t)*handle;
         CUresult result = CUDA_SUCCESS;
 
         (void)context;
         gr_lock_rank_assert_free_from(GR_RANK_MAPPINGS);
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
         callbacks->taking();
-        if (!*handle)
-                ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
+        if (!memory) {
+                memory = calloc(1, sizeof(*memory));
+                if (!memory)
+                        return -ENOMEM;
+                memory->bytes = bytes;
+                memory->device = device;
+                result = create(memory);
+        }
         if (result == CUDA_SUCCESS) {
                 gr_lock(&gr_mappings);
-                result = map_at(ptr, bytes, memory, device);
+                result = map_at(ptr, bytes, memory);
                 if (result != CUDA_SUCCESS && !*handle)
-                        gr_real.cuMemRelease(memory);
+                        release(memory);
                 gr_unlock(&gr_mappings);
         }
-        if (result == CUDA_SUCCESS && !*handle) {
-                *handle = memory;
+        if (result != CUDA_SUCCESS && !*handle) {
+                free(memory);
+        } else if (result == CUDA_SUCCESS && !*handle) {
+                *handle = (uint64_t)(uintptr_t)memory;
                 callbacks->taken();
         }
         return to_errno_of_memory(result);
+}
+
+/* Lock held; it is released while another thread moves the memory to the host or back. */
+GR_NOT_CHECKED static void await_move(uint64_t ptr)
+{
+        struct mapping *mapping = mapping_at(ptr);
+
+        gr_assert_locked(&gr_mappings);
+        for (unsigned n = 1; mapping && mapping->memory && mapping->memory->moving; n++) {
+                gr_unlock(&gr_mappings);
+                gr_lock_pause(n);
+                gr_lock(&gr_mappings);
+                mapping = mapping_at(ptr);
+        }
 }
 
 static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t handle)
@@ -548,13 +653,139 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
 
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
         gr_lock(&gr_mappings);
-        result = unmap_at(ptr, bytes, handle);
+        await_move(ptr);
+        result = unmap_at(ptr, bytes, handle != 0);
         gr_unlock(&gr_mappings);
         if (entered)
                 pop_context();
         gr_operations_restore_captures(mode);
         callbacks->going_on();
         return gr_errno_of(result);
+}
+
+void gr_operations_stay(uint64_t ptr, size_t bytes)
+{
+        GR_NO_CANCEL;
+
+        gr_lock(&gr_mappings);
+        for (uint64_t at = ptr; at < ptr + bytes;) {
+                struct mapping *mapping = mapping_around(at);
+
+                if (mapping && mapping->memory)
+                        mapping->memory->stays = true;
+                at = mapping ? mapping->piece.ptr + mapping->piece.bytes : at + GR_PAGE_BYTES;
+        }
+        gr_unlock(&gr_mappings);
+}
+
+size_t gr_operations_list(int device, bool asleep, uint64_t **ret_ptrs)
+{
+        struct mapping *mapping, *tmp;
+        size_t count = 0;
+        GR_NO_CANCEL;
+
+        gr_lock(&gr_mappings);
+        *ret_ptrs = malloc((HASH_COUNT(mappings) + 1) * sizeof(**ret_ptrs));
+        HASH_ITER (hh, mappings, mapping, tmp)
+                if (*ret_ptrs && mapping->memory && mapping->memory->device == device &&
+                    (mapping->memory->host != NULL) == asleep)
+                        (*ret_ptrs)[count++] = mapping->piece.ptr;
+        gr_unlock(&gr_mappings);
+        return count;
+}
+
+struct gr_memory *gr_operations_begin_move(uint64_t ptr, bool asleep)
+{
+        struct mapping *mapping;
+        struct gr_memory *memory;
+
+        gr_lock(&gr_mappings);
+        mapping = mapping_at(ptr);
+        memory = mapping ? mapping->memory : NULL;
+        if (memory && (memory->moving || (memory->host != NULL) != asleep ||
+                       (!asleep && (memory->stays || !memory->handle || memory->mapped != 1 || memory->ptr != ptr))))
+                memory = NULL;
+        if (memory)
+                memory->moving = true;
+        gr_unlock(&gr_mappings);
+        return memory;
+}
+
+void gr_operations_end_move(struct gr_memory *memory)
+{
+        gr_lock(&gr_mappings);
+        assert(memory->moving);
+        memory->moving = false;
+        gr_unlock(&gr_mappings);
+}
+
+CUresult gr_operations_leave(struct gr_memory *memory, void *host)
+{
+        CUresult result;
+
+        gr_lock(&gr_mappings);
+        assert(memory->moving && !memory->host);
+        ONCE_READY(result, gr_real.cuMemUnmap(memory->ptr, memory->bytes));
+        if (result == CUDA_SUCCESS) {
+                release(memory);
+                memory->host = host;
+                atomic_fetch_add(&gr_core.devices[memory->device].asleep_bytes, memory->bytes);
+                adjust_group(memory, -1);
+        }
+        gr_unlock(&gr_mappings);
+        return result;
+}
+
+CUresult gr_operations_create_again(struct gr_memory *memory)
+{
+        const struct gr_group *group = atomic_load(&gr_core.devices[memory->device].group);
+        CUresult result;
+
+        assert(memory->moving && memory->host && !memory->handle);
+        if (group && group->reserve(group->arg, memory->bytes))
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        result = create(memory);
+        if (result != CUDA_SUCCESS) {
+                memory->handle = 0;
+                adjust_group(memory, -1);
+        }
+        return result;
+}
+
+CUresult gr_operations_map_again(struct gr_memory *memory)
+{
+        CUresult result;
+
+        gr_lock(&gr_mappings);
+        assert(memory->moving && memory->host && memory->handle);
+        ONCE_READY(result, gr_real.cuMemMap(memory->ptr, memory->bytes, 0, memory->handle, 0));
+        if (result == CUDA_SUCCESS) {
+                result = give_access(memory->ptr, memory->bytes, memory->device);
+                if (result != CUDA_SUCCESS)
+                        gr_real.cuMemUnmap(memory->ptr, memory->bytes);
+        }
+        gr_unlock(&gr_mappings);
+        return result;
+}
+
+void gr_operations_give_up(struct gr_memory *memory, bool mapped)
+{
+        gr_lock(&gr_mappings);
+        assert(memory->moving && memory->host);
+        if (mapped)
+                gr_real.cuMemUnmap(memory->ptr, memory->bytes);
+        if (memory->handle)
+                adjust_group(memory, -1);
+        release(memory);
+        gr_unlock(&gr_mappings);
+}
+
+void gr_operations_arrived(struct gr_memory *memory)
+{
+        gr_lock(&gr_mappings);
+        assert(memory->moving && memory->handle);
+        drop_host(memory);
+        gr_unlock(&gr_mappings);
 }
 
 void gr_operations_use_device(int device)
@@ -575,7 +806,8 @@ void gr_operations_use_device(int device)
                          * Tried twice: without access, copies by that device would fail. What fails here is tried
                          * again by the device's next context.
                          */
-                        if (set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS &&
+                        if (!(mapping->memory && mapping->memory->host) &&
+                            set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS &&
                             set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS)
                                 all = false;
                 if (all)
@@ -586,17 +818,12 @@ void gr_operations_use_device(int device)
 
 GR_HELD(gr_mappings) CUresult gr_operations_export(uint64_t ptr, struct gr_piece *ret_piece, int *ret_fd)
 {
-        uint64_t at = ptr & ~(uint64_t)(GR_PAGE_BYTES - 1);
-        const struct mapping *mapping = mapping_at(at);
+        const struct mapping *mapping = mapping_around(ptr);
 
-        while (!mapping && at > 0 && ptr - at < largest_bytes) {
-                at -= GR_PAGE_BYTES;
-                mapping = mapping_at(at);
-        }
-        if (!mapping || !mapping->handle || ptr - at >= mapping->piece.bytes)
+        if (!mapping || !mapping->memory || !mapping->memory->handle)
                 return CUDA_ERROR_NOT_FOUND;
         *ret_piece = mapping->piece;
-        return ret_fd ? gr_real.cuMemExportToShareableHandle(ret_fd, mapping->handle,
+        return ret_fd ? gr_real.cuMemExportToShareableHandle(ret_fd, mapping->memory->handle,
                                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
                       : CUDA_SUCCESS;
 }

@@ -21,6 +21,19 @@ struct gr_piece {
         uint64_t number; /* no other piece ever has it */
 };
 
+/* Memory that was created for core/: one handle of the driver. gr_mappings guards it, but for what is constant. */
+struct gr_memory {
+        CUmemGenericAllocationHandle handle; /* 0: the driver has no such memory now, or core/ has given it up */
+        size_t bytes;                        /* constant */
+        int device;                          /* constant */
+        bool released;                       /* core/ has given it up; mappings may be left */
+        bool stays;                          /* something beside the mapping relies on it, so it must not leave */
+        bool moving;                         /* a thread moves it to the host or back; it is not unmapped meanwhile */
+        unsigned mapped;                     /* how many addresses it is mapped at */
+        uint64_t ptr;                        /* where it was mapped last; 0: not there any more */
+        void *host; /* its content, while that is not on the device; NULL: it is. Then nothing is mapped at ptr */
+};
+
 /*
  * The process has a context of the device: from now on the device can use all mapped memory that it can reach, as it
  * can use that of cuMemAlloc. What the driver refuses is tried again when the next context of the device begins.
@@ -30,10 +43,10 @@ void gr_operations_use_device(int device);
 /*
  * Notes memory that has just been mapped at ptr, and gives access to it: to device, and to every other device that can
  * reach it and of which the process has a context, now or later. gr_operations_disown ends this, after the memory was
- * unmapped. handle: of the memory; 0: it cannot be exported. gr_mappings is held at both calls. On failure nothing is
+ * unmapped. memory: what core/ has; NULL: it was imported. gr_mappings is held at both calls. On failure nothing is
  * noted, and the caller unmaps the memory.
  */
-CUresult gr_operations_adopt(uint64_t ptr, size_t bytes, int device, uint64_t handle);
+CUresult gr_operations_adopt(uint64_t ptr, size_t bytes, int device, struct gr_memory *memory);
 void gr_operations_disown(uint64_t ptr);
 
 /*
@@ -41,6 +54,38 @@ void gr_operations_disown(uint64_t ptr);
  * gr_mappings is held. CUDA_ERROR_NOT_FOUND: nothing is mapped there; or the driver's error.
  */
 CUresult gr_operations_export(uint64_t ptr, struct gr_piece *ret_piece, int *ret_fd);
+
+/*
+ * How memory of core/ leaves the device and comes back (driver/sleep.h). Nothing may use it meanwhile, and only one
+ * thread may call these for one memory, between begin_move and end_move. No lock is held.
+ */
+
+/* Something beside the mappings relies on what is mapped in [ptr, ptr + bytes): it stays on the device for good. */
+void gr_operations_stay(uint64_t ptr, size_t bytes);
+
+/* The addresses of the memory of device that is asleep, or that is not. The caller frees *ret_ptrs. */
+size_t gr_operations_list(int device, bool asleep, uint64_t **ret_ptrs);
+
+/* NULL: there is none at ptr in that state, another thread moves it, or it has to stay. */
+struct gr_memory *gr_operations_begin_move(uint64_t ptr, bool asleep);
+void gr_operations_end_move(struct gr_memory *memory);
+
+/*
+ * The content is in host, a mapping of memory->bytes, which memory now owns: gives the memory back to the driver, and
+ * keeps its addresses. On failure nothing has changed.
+ */
+CUresult gr_operations_leave(struct gr_memory *memory, void *host);
+
+/* Takes memory of the driver again, and maps it where it was. The caller then copies the content, and calls arrived. */
+CUresult gr_operations_create_again(struct gr_memory *memory);
+CUresult gr_operations_map_again(struct gr_memory *memory);
+void gr_operations_arrived(struct gr_memory *memory);
+
+/* In place of arrived: gives back what was created again, and mapped; the content is still in the host's memory. */
+void gr_operations_give_up(struct gr_memory *memory, bool mapped);
+
+/* This library's own stream in the context; NULL: it could not be made. */
+CUstream gr_operations_stream(CUcontext context);
 
 /* Functions that are called around calls of the driver. */
 struct gr_operations_callbacks {

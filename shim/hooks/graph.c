@@ -26,6 +26,7 @@
 #include "device/overhead.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/captures.h"
 #include "hooks/context.h"
 #include "hooks/graph_memory.h"
@@ -453,6 +454,7 @@ static CUresult submit(struct request request)
 static CUresult launch(CUgraphExec exec, CUstream stream, enum gr_null_stream null_stream,
                        __typeof__(cuGraphLaunch) *real)
 {
+        GR_PASS_GATE;
         const struct request request = {
                 .exec = exec, .stream = stream, .real = real, .launches = true, .null_stream = null_stream};
 
@@ -478,6 +480,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 static CUresult upload(CUgraphExec exec, CUstream stream, enum gr_null_stream null_stream,
                        __typeof__(cuGraphUpload) *real)
 {
+        GR_PASS_GATE;
         return submit((struct request){.exec = exec, .stream = stream, .real = real, .null_stream = null_stream});
 }
 
@@ -520,6 +523,7 @@ static int attempt_instantiation(void *arg)
 
 static CUresult instantiate(struct instantiation *of)
 {
+        GR_PASS_GATE;
         struct gr_context *context = NULL;
         uint64_t before_bytes = 0;
 
@@ -655,6 +659,7 @@ static CUresult node_added(CUresult result, const CUgraphNodeParams *params)
 GR_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
                                           size_t count, CUgraphNodeParams *params)
 {
+        GR_PASS_GATE;
         CUresult result;
 
         if (params)
@@ -666,6 +671,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *node, CUgraph graph, cons
 GR_EXPORT CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
                                              const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *params)
 {
+        GR_PASS_GATE;
         CUresult result;
 
         if (params)

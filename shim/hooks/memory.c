@@ -10,6 +10,7 @@
 #include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/captures.h"
 #include "hooks/context.h"
 #include "hooks/managed.h"
@@ -70,6 +71,7 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, s
 
 GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
+        GR_PASS_GATE;
         struct gr_context *context = NULL;
 
         if (__builtin_expect(gr_shim_ready() && dptr && bytesize > 0 && bytesize <= GR_BLOCK_MAX_BYTES, 1))
@@ -132,6 +134,7 @@ static int alloc_pitched(void *arg, uint64_t *ret_ptr, size_t *ret_bytes)
 GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width_bytes, size_t height,
                                               unsigned int element_bytes)
 {
+        GR_PASS_GATE;
         struct pitched_request request = {.width_bytes = width_bytes, .height = height, .element_bytes = element_bytes};
         struct pitch key = {.key.width_bytes = width_bytes};
         struct gr_context *context;
@@ -196,6 +199,7 @@ __attribute__((noinline)) int gr_memory_free_slow(CUdeviceptr ptr, struct gr_beg
 
 GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
 {
+        GR_PASS_GATE;
         int rc;
 
         if (__builtin_expect(!gr_shim_ready() || !dptr, 0))
@@ -225,6 +229,7 @@ static int give_back(void *arg, uint64_t ptr)
 static CUresult free_async(CUdeviceptr dptr, CUstream stream, enum gr_null_stream null_stream,
                            __typeof__(cuMemFreeAsync) *real)
 {
+        GR_PASS_GATE;
         struct free_request request = {stream, real};
         struct gr_stream_ordered_free freed;
         struct gr_note_free before = {0};

@@ -13,6 +13,7 @@
 #include "device/overhead.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/context.h"
 #include "hooks/ipc.h"
 #include "hooks/segment_export.h"
@@ -68,6 +69,14 @@ static bool is_live(CUdeviceptr ptr, CUdeviceptr base, const struct gr_block_inf
         return info->live && ptr - base < info->requested_bytes;
 }
 
+/* Something beside the library relies on the memory of the block from now on. */
+static void mark_block_exported(CUdeviceptr block, const struct gr_block_info *info)
+{
+        gr_ledger_mark_exported(gr_core.ledger, block);
+        if (gr_sleep_is_on())
+                gr_operations_stay(block, info->requested_bytes);
+}
+
 static void mark_exported(CUdeviceptr ptr)
 {
         struct gr_block_info info;
@@ -75,7 +84,7 @@ static void mark_exported(CUdeviceptr ptr)
 
         gr_ipc_begin_sharing();
         if (gr_query_block_at(ptr, &base, &info) == 0)
-                gr_ledger_mark_exported(gr_core.ledger, base);
+                mark_block_exported(base, &info);
 }
 
 CUdeviceptr gr_query_unless_cached(CUdeviceptr ptr)
@@ -105,6 +114,7 @@ static void show_share(struct gr_context *context, size_t *free_bytes, size_t *t
 
 GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
+        GR_PASS_GATE;
         struct gr_context *context = NULL;
         GR_KEEP_ERRNO;
 
@@ -169,6 +179,7 @@ static bool block_of(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_inf
 
 GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr dptr)
 {
+        GR_PASS_GATE;
         struct gr_block_info info;
         CUdeviceptr block;
         CUresult result;
@@ -216,11 +227,12 @@ static void correct_answer(void *data, CUpointer_attribute attribute, CUdevicept
                 *(CUcontext *)data = info->context->handle;
         /* With this token another device can access the memory. */
         if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
-                gr_ledger_mark_exported(gr_core.ledger, block);
+                mark_block_exported(block, info);
 }
 
 GR_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
+        GR_PASS_GATE;
         struct gr_block_info info;
         CUdeviceptr block;
         CUresult result;
@@ -240,6 +252,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute
 GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data,
                                                   CUdeviceptr ptr)
 {
+        GR_PASS_GATE;
         struct gr_block_info info;
         CUdeviceptr block;
         CUresult result;
@@ -283,6 +296,7 @@ static CUresult set_sync(CUdeviceptr block, const struct gr_block_info *info, bo
 /* An attribute (SYNC_MEMOPS, set for GPUDirect RDMA) stays with the memory, so the block is not reused afterwards. */
 GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
+        GR_PASS_GATE;
         GR_NO_CANCEL; /* the block must not be reused */
         CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, gr_query_unless_cached(ptr));
         struct gr_block_info info;
@@ -305,6 +319,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_at
  */
 GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 {
+        GR_PASS_GATE;
         struct gr_segment_import import;
         struct gr_block_info info;
         CUdeviceptr block;
@@ -329,6 +344,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
 GR_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size,
                                                          CUmemRangeHandleType type, unsigned long long flags)
 {
+        GR_PASS_GATE;
         GR_NO_CANCEL; /* as in cuPointerSetAttribute */
         CUresult result =
                 GR_REAL(cuMemGetHandleForAddressRange, handle, gr_query_unless_cached(dptr), size, type, flags);

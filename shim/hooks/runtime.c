@@ -11,7 +11,8 @@
  * - the pool serves the request: a failure must pass through the runtime, which remembers the error;
  * - no profiler has asked CUPTI for the calls of the runtime or the driver, and none was injected;
  * - no other library replaces these functions behind this one;
- * - the process does not end: from then on the driver may refuse calls.
+ * - the process does not end: from then on the driver may refuse calls;
+ * - the process does not sleep (driver/sleep.h): a call that fails because of that must pass through the runtime, too.
  */
 #include "hooks/runtime.h"
 
@@ -26,6 +27,7 @@
 #include "base/log.h"
 #include "driver/dlsym.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/context.h"
 #include "hooks/memory.h"
 
@@ -116,7 +118,8 @@ static inline bool is_found(struct runtime *runtime)
 /* The current context, if the shortcut is open and the runtime has nothing left to set up for the thread; else NULL. */
 static inline struct gr_context *context_of(const struct runtime *runtime)
 {
-        return __builtin_expect(atomic_load_explicit(&shortcut, memory_order_relaxed) == SHORTCUT_OPEN &&
+        return __builtin_expect(!gr_sleep_is_on() &&
+                                        atomic_load_explicit(&shortcut, memory_order_relaxed) == SHORTCUT_OPEN &&
                                         atomic_load_explicit(&gr_shim_state, memory_order_acquire) == GR_SHIM_READY,
                                 1)
                        ? gr_context_of_runtime(bit_of(runtime))

@@ -137,7 +137,7 @@ static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
         result = map_all(exporter, opening->at, opening->all_bytes, &mapped);
         if (result == CUDA_SUCCESS) {
                 gr_lock(&gr_mappings);
-                result = gr_operations_adopt(opening->at, opening->all_bytes, dev, 0);
+                result = gr_operations_adopt(opening->at, opening->all_bytes, dev, NULL);
                 gr_unlock(&gr_mappings);
         }
         if (result != CUDA_SUCCESS)

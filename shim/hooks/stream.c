@@ -12,6 +12,7 @@
 
 #include "base/no_cancel.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/captures.h"
 #include "hooks/context.h"
 #include "hooks/query.h"
@@ -39,6 +40,7 @@ static struct gr_capture about_to_begin(CUstream stream, enum gr_null_stream nul
 enum target { NEW_GRAPH, INTO_GRAPH };
 #define BEGIN_CAPTURE(symbol, null_stream, target, mode, stream, ...)                                                  \
         do {                                                                                                           \
+                GR_PASS_GATE;                                                                                          \
                 struct gr_capture capture;                                                                             \
                 CUresult result;                                                                                       \
                                                                                                                        \
@@ -330,6 +332,7 @@ static CUresult note_wait(bool told, CUresult result)
 #define HOST_WAIT(symbol, parameters, ...)                                                                             \
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
+                GR_PASS_GATE;                                                                                          \
                 GR_NO_CANCEL; /* gr_core_stream_waits must follow */                                                   \
                 bool told = stream_will_wait(stream, GR_NULL_LEGACY);                                                  \
                                                                                                                        \
@@ -337,6 +340,7 @@ static CUresult note_wait(bool told, CUresult result)
         }                                                                                                              \
         GR_EXPORT CUresult CUDAAPI symbol##_ptsz parameters                                                            \
         {                                                                                                              \
+                GR_PASS_GATE;                                                                                          \
                 GR_NO_CANCEL; /* gr_core_stream_waits must follow */                                                   \
                 bool told = stream_will_wait(stream, GR_NULL_PER_THREAD);                                              \
                                                                                                                        \

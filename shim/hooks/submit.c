@@ -9,7 +9,7 @@
  * heap that kernels allocate from. Where the driver has none left, it gets what is cached.
  *
  * Every launch passes one of these hooks, so they only compare the stream's handle, a flag, and the result. Copies and
- * fills for which the host waits have no hook, as they alone overlap with nothing.
+ * fills for which the host waits have no hook here, as they alone overlap with nothing.
  */
 #include "hooks/submit.h"
 
@@ -17,6 +17,7 @@
 #include <stdlib.h>
 
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/captures.h"
 #include "hooks/context.h"
 
@@ -62,6 +63,7 @@ static __attribute__((noinline, cold)) bool launch_lacks_memory(CUresult result,
 #define SUBMISSION_BY(symbol, stream, null_stream, lacks, parameters, ...)                                             \
         static __attribute__((noinline, cold)) CUresult symbol##_first parameters                                      \
         {                                                                                                              \
+                GR_PASS_GATE;                                                                                          \
                 gr_submit_begin(stream, null_stream);                                                                  \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
         }                                                                                                              \
@@ -69,7 +71,8 @@ static __attribute__((noinline, cold)) bool launch_lacks_memory(CUresult result,
         {                                                                                                              \
                 __typeof__(symbol) *real = __atomic_load_n(&gr_real.symbol, __ATOMIC_RELAXED);                         \
                                                                                                                        \
-                if (__builtin_expect(!real || is_first(stream, null_stream) || gr_captures_are_open(), 0))             \
+                if (__builtin_expect(                                                                                  \
+                            !real || is_first(stream, null_stream) || gr_captures_are_open() || gr_sleep_is_on(), 0))  \
                         real = symbol##_first;                                                                         \
                 return GR_WITH_ROOM_WHERE(lacks, -1, real(__VA_ARGS__));                                               \
         }
@@ -127,6 +130,7 @@ static CUresult launch_captured(const CUlaunchConfig *config, CUfunction functio
         static __attribute__((noinline, cold))                                                                         \
         CUresult symbol##_rare(const CUlaunchConfig *config, CUfunction function, void **values, void **extra)         \
         {                                                                                                              \
+                GR_PASS_GATE;                                                                                          \
                 gr_submit_begin(config ? config->hStream : NULL, null_stream);                                         \
                 return config && gr_real.symbol && gr_captures_are_open()                                              \
                                ? launch_captured(config, function, values, extra, null_stream, gr_real.symbol)         \
@@ -137,7 +141,7 @@ static CUresult launch_captured(const CUlaunchConfig *config, CUfunction functio
         {                                                                                                              \
                 __typeof__(symbol) *real = __atomic_load_n(&gr_real.symbol, __ATOMIC_RELAXED);                         \
                                                                                                                        \
-                if (__builtin_expect(!real || gr_captures_are_open() ||                                                \
+                if (__builtin_expect(!real || gr_captures_are_open() || gr_sleep_is_on() ||                            \
                                              is_first(config ? config->hStream : NULL, null_stream),                   \
                                      0))                                                                               \
                         real = symbol##_rare;                                                                          \

@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/context.h"
 
 static void about_to_wait(void)
@@ -21,30 +22,35 @@ static void about_to_wait(void)
 
 GR_EXPORT CUresult CUDAAPI cuCtxSynchronize(void)
 {
+        GR_PASS_GATE;
         about_to_wait();
         return GR_REAL(cuCtxSynchronize);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx)
 {
+        GR_PASS_GATE;
         about_to_wait();
         return GR_REAL(cuCtxSynchronize_v2, ctx);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamSynchronize(CUstream stream)
 {
+        GR_PASS_GATE;
         about_to_wait();
         return GR_REAL(cuStreamSynchronize, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamSynchronize_ptsz(CUstream stream)
 {
+        GR_PASS_GATE;
         about_to_wait();
         return GR_REAL(cuStreamSynchronize_ptsz, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventSynchronize(CUevent event)
 {
+        GR_PASS_GATE;
         about_to_wait();
         return GR_REAL(cuEventSynchronize, event);
 }

@@ -12,6 +12,7 @@
 
 #include "driver/dlsym.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "gpureclaim.h"
 #include "hooks/nvml_views.h"
 #include "hooks/runtime.h"
@@ -22,8 +23,10 @@ __attribute__((visibility("hidden"))) void *gr_lookup_dlsym(void *handle, const 
 static const struct {
         void *hook;
         size_t offset;
+        bool gated; /* nothing but the sleep gate */
 } hooks[] = {
-#define GR_HOOK(symbol) {(void *)symbol, offsetof(struct gr_real, symbol)},
+#define GR_HOOK(symbol)       {(void *)symbol, offsetof(struct gr_real, symbol), false},
+#define GR_HOOK_GATED(symbol) {(void *)symbol, offsetof(struct gr_real, symbol), true},
 #define GR_CALL(symbol)
 #define GR_NEED(symbol)
 #include "driver/hooks.def"
@@ -39,13 +42,16 @@ static void *real_of(size_t hook)
         return *(void **)((char *)&gr_real + hooks[hook].offset);
 }
 
-/* The hook of one of the driver's functions; function itself where there is none. */
+/*
+ * The hook of one of the driver's functions, which may be that hook already; function itself where there is none. While
+ * the process may not sleep, the driver's functions that have only the gate are not hooked.
+ */
 static void *swap(void *function)
 {
         if (function)
                 for (size_t i = 0; i < HOOKS; i++)
-                        if (real_of(i) == function)
-                                return hooks[i].hook;
+                        if (real_of(i) == function || hooks[i].hook == function)
+                                return hooks[i].gated && !gr_sleep_is_on() ? real_of(i) : hooks[i].hook;
         return function;
 }
 
@@ -133,12 +139,13 @@ GR_EXPORT CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int 
         return result;
 }
 
-/* For `gpureclaim doctor`: the names of all hooks, NULL-terminated. */
+/* For `gpureclaim doctor`: the names of the hooks that every program gets, NULL-terminated. */
 GR_EXPORT const char *const *gpureclaim_hooked_symbols(void);
 GR_EXPORT const char *const *gpureclaim_hooked_symbols(void)
 {
         static const char *const names[] = {
 #define GR_HOOK(symbol) #symbol,
+#define GR_HOOK_GATED(symbol)
 #define GR_CALL(symbol)
 #define GR_NEED(symbol)
 #include "driver/hooks.def"

@@ -18,6 +18,7 @@
 #include "device/overhead.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/context.h"
 #include "hooks/segment_export.h"
 #include "hooks/stream_ordered.h"
@@ -276,6 +277,7 @@ static void at_exit(void)
 
         if (getpid() != owner || !gr_shim_ready())
                 return;
+        gr_sleep_end();
         gr_worker_stop(BACKGROUND_STOP_NS);
         background_stop();
         gr_neighbour_leave();
@@ -298,6 +300,19 @@ static void note_use(void)
                 gr_note_init();
                 atexit(at_exit);
         }
+}
+
+/* The debug aids look at freed memory by themselves, so with them it has to be there. */
+static void allow_sleep(uint64_t memory_bytes)
+{
+        uint64_t host_bytes = gr_size_resolve(&gr_options.sleep_host, -1, memory_bytes, NULL);
+
+        if (gr_options.sleep == GR_SLEEP_OFF)
+                return;
+        if (gr_options.fill != GR_BYTE_NONE || gr_options.guard || gr_options.from_env[GR_OPTION_QUARANTINE])
+                gr_log(GR_LOG_WARN, "GPURECLAIM_SLEEP: not with GPURECLAIM_FILL, GUARD or QUARANTINE");
+        else
+                gr_sleep_init(host_bytes == GR_SIZE_NONE ? UINT64_MAX : host_bytes);
 }
 
 /* Sets up the core; called once, when the driver's functions are known (GR_SET_UP_BY). */
@@ -338,6 +353,7 @@ static void set_up(void)
                 host_bytes = 0;
         gr_budget_set_limit(gr_core.host, GR_LIMIT_THRESHOLD, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
         gr_api_init();
+        allow_sleep(memory_bytes);
         if (gr_options.neighbour) {
                 gr_core.ask_neighbours = gr_neighbour_ask;
                 gr_core.wait_for_neighbours = gr_neighbour_wait;

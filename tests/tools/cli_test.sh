@@ -58,8 +58,8 @@ is "$out" "$all_help"
 want 0 "$tool" --version
 has "$out" "gpureclaim [0-9]*.[0-9]"
 read -ra commands < <(sed -n 's/^  \([a-z]*\)  .*/\1/p' <<<"$all_help" | tr '\n' ' ')
-[[ " ${commands[*]} " == *" run record status "*" limit threshold reclaim wait report leaks options doctor help " ]] ||
-        is "${commands[*]}" all
+last="limit threshold reclaim sleep wait report leaks options doctor help"
+[[ " ${commands[*]} " == *" run record status "*" $last " ]] || is "${commands[*]}" all
 for command in "${commands[@]}"; do
         want 0 "$tool" help "$command"
         has "$out" "Usage: gpureclaim $command"

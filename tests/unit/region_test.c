@@ -57,7 +57,8 @@ static void test_layout(void)
         GR_CHECK_EQ(GR_FIGURE_executables, 11);
         GR_CHECK_EQ(GR_FIGURE_executable, 12);
         GR_CHECK_EQ(GR_FIGURE_graph, 13);
-        GR_CHECK_EQ(GR_SHARED_FIGURES, 14);
+        GR_CHECK_EQ(GR_FIGURE_asleep, 14);
+        GR_CHECK_EQ(GR_SHARED_FIGURES, 15);
 }
 
 /* Valid magic, everything behind it anything. */

@@ -20,7 +20,7 @@ done
 nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort -u >"$dir/exported"
 {
         echo dlsym
-        sed -n 's/^GR_\(HOOK\|HOOK_NEEDED\|HOOK_SUBMIT\|NVML\|RUNTIME\|CUPTI\)(\([A-Za-z0-9_]*\)).*/\2/p' "$hooks"
+        sed -n 's/^GR_\(HOOK\|HOOK_[A-Z]*\|NVML\|RUNTIME\|CUPTI\)(\([A-Za-z0-9_]*\)).*/\2/p' "$hooks"
 } | sort -u >"$dir/wanted"
 grep -v '^gpureclaim_' "$dir/exported" >"$dir/foreign" || true
 

@@ -1,0 +1,542 @@
+#include "driver/sleep.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "account/budget.h"
+#include "base/arith.h"
+#include "base/log.h"
+#include "base/no_cancel.h"
+#include "driver/operations.h"
+#include "driver/real.h"
+#include "fence/fence.h"
+#include "fence/fence_wait.h"
+#include "reclaim/rung.h"
+#include "system/environment.h"
+#include "system/workers.h"
+
+#define MOVERS_MAX 14                 /* threads that copy: these fill the link (docs/measurements.md, sleep-copies) */
+#define SLOT_BYTES ((size_t)8 << 20)  /* of pinned memory; each mover has two, one of which is in flight */
+#define IDLE_NS    UINT64_C(80000000) /* longest wait for the GPU while the gate is open */
+#define SHUT_NS    UINT64_C(10000000) /* and while it is shut */
+#define SHUT_LOOKS 10000              /* how often the gate is looked at for those inside */
+#define WAKE_NS    UINT64_C(10000000000) /* longest wait for memory to be had again, unless GPURECLAIM_WAIT is set */
+#define PAUSE_NS   UINT64_C(2000000)     /* between two tries to have it */
+#define MOVERS_NS  UINT64_C(100000)      /* between two looks whether the movers are done */
+
+GR_HOT_DATA _Atomic bool gr_sleep_on;
+static _Atomic bool shut, ending;
+static _Atomic unsigned waiting;   /* threads at the gate while it is shut */
+static struct gr_sharded inside;   /* calls that have passed it */
+static uint64_t most_host_bytes;   /* constant once set up */
+static _Thread_local bool working; /* this thread puts the process to sleep or wakes it: it does not wait for itself */
+
+/* Held while the process goes to sleep, and while it wakes. */
+static struct gr_lock sleep_lock = GR_LOCK_INIT(GR_RANK_SLEEP);
+/* The pinned memory of the movers. It goes with the context that it was allocated in. */
+static struct {
+        struct gr_context *context;
+        uint32_t number; /* of the context, as its structure may have another owner by now */
+        char *slots;
+} ring GR_GUARDED_BY(sleep_lock);
+
+/* Memory that moves, shared by the movers. */
+struct job {
+        struct gr_context *context;
+        struct gr_memory **memories;
+        size_t count;
+        bool out;
+        CUstream stream;
+        char *slots; /* NULL: copied without them */
+        _Atomic size_t next;
+        _Atomic unsigned movers, running;
+        _Atomic uint64_t moved_bytes;
+        _Atomic int result; /* the first error */
+};
+
+/* One mover's. */
+struct mover {
+        const struct job *job;
+        char *slots[2]; /* NULL: none */
+        CUevent events[2];
+        bool pending[2];
+};
+
+void gr_sleep_init(uint64_t host_bytes)
+{
+        most_host_bytes = host_bytes;
+        atomic_store(&gr_sleep_on, true);
+}
+
+void gr_sleep_end(void)
+{
+        atomic_store(&ending, true);
+}
+
+bool gr_sleep_is_asleep(void)
+{
+        return atomic_load(&shut);
+}
+
+/* Whether a sleep that has begun should turn round. */
+static bool is_wanted(void)
+{
+        return atomic_load(&waiting) > 0 || atomic_load(&ending);
+}
+
+/* Waits until the copy from or to the slot is done. */
+static CUresult await_slot(struct mover *mover, int slot)
+{
+        CUresult result = mover->pending[slot] ? gr_real.cuEventSynchronize(mover->events[slot]) : CUDA_SUCCESS;
+
+        mover->pending[slot] = false;
+        return result;
+}
+
+/* Copies a piece to the host's memory or back, with the slot in between. */
+static CUresult copy_piece(struct mover *mover, int slot, CUdeviceptr ptr, char *host, size_t bytes)
+{
+        CUstream stream = mover->job->stream;
+        char *between = mover->slots[slot];
+        CUresult result = await_slot(mover, slot);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        if (!between) {
+                result = mover->job->out ? gr_real.cuMemcpyDtoHAsync_v2(host, ptr, bytes, stream)
+                                         : gr_real.cuMemcpyHtoDAsync_v2(ptr, host, bytes, stream);
+                return result == CUDA_SUCCESS ? gr_real.cuStreamSynchronize(stream) : result;
+        }
+        if (!mover->job->out)
+                memcpy(between, host, bytes);
+        result = mover->job->out ? gr_real.cuMemcpyDtoHAsync_v2(between, ptr, bytes, stream)
+                                 : gr_real.cuMemcpyHtoDAsync_v2(ptr, between, bytes, stream);
+        if (result == CUDA_SUCCESS)
+                result = gr_real.cuEventRecord(mover->events[slot], stream);
+        mover->pending[slot] = result == CUDA_SUCCESS;
+        return result;
+}
+
+/* Takes from the slot what has come from the device. */
+static CUresult fetch(struct mover *mover, int slot, char *host, size_t bytes)
+{
+        CUresult result = await_slot(mover, slot);
+
+        if (result == CUDA_SUCCESS && mover->slots[slot])
+                memcpy(host, mover->slots[slot], bytes);
+        return result;
+}
+
+/* While one slot is on its way the processor works on the other. CUDA_ERROR_NOT_READY: a sleep is to turn round. */
+static CUresult copy(struct mover *mover, const struct gr_memory *memory, char *host)
+{
+        bool out = mover->job->out;
+        CUresult result = CUDA_SUCCESS, end;
+        size_t at, last = 0;
+        int slot = 0;
+
+        for (at = 0; at < memory->bytes && result == CUDA_SUCCESS; at += SLOT_BYTES, slot ^= 1) {
+                result = out && is_wanted() ? CUDA_ERROR_NOT_READY
+                                            : copy_piece(mover, slot, memory->ptr + at, host + at,
+                                                         gr_min(SLOT_BYTES, memory->bytes - at));
+                if (result == CUDA_SUCCESS && out && at > 0)
+                        result = fetch(mover, slot ^ 1, host + last, SLOT_BYTES);
+                last = at;
+        }
+        if (result == CUDA_SUCCESS && out)
+                result = fetch(mover, slot ^ 1, host + last, memory->bytes - last);
+        for (slot = 0; slot < 2; slot++) { /* also after an error: the slots and events serve again */
+                end = await_slot(mover, slot);
+                result = result == CUDA_SUCCESS ? end : result;
+        }
+        return result;
+}
+
+static CUresult move_out(struct mover *mover, struct gr_memory *memory)
+{
+        char *host =
+                mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        CUresult result;
+
+        if (host == MAP_FAILED)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        madvise(host, memory->bytes, MADV_HUGEPAGE);
+        madvise(host, memory->bytes, MADV_DONTFORK); /* a child has no use for it */
+        result = copy(mover, memory, host);
+        if (result == CUDA_SUCCESS)
+                result = gr_operations_leave(memory, host);
+        if (result != CUDA_SUCCESS)
+                munmap(host, memory->bytes);
+        return result;
+}
+
+static CUresult move_in(struct mover *mover, struct gr_memory *memory)
+{
+        CUresult result = gr_operations_map_again(memory);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = copy(mover, memory, memory->host);
+        if (result == CUDA_SUCCESS)
+                gr_operations_arrived(memory);
+        else
+                gr_operations_give_up(memory, true);
+        return result;
+}
+
+/* Moves one memory after the other until all are moved or one fails. */
+static void move(struct job *job)
+{
+        struct mover mover = {.job = job};
+        unsigned index = atomic_fetch_add(&job->movers, 1);
+        CUresult result = gr_real.cuCtxPushCurrent_v2(job->context->handle);
+        CUcontext context;
+
+        if (result == CUDA_SUCCESS) {
+                for (int i = 0; i < 2; i++) {
+                        result = gr_real.cuEventCreate(&mover.events[i],
+                                                       CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+                        if (result != CUDA_SUCCESS)
+                                mover.events[i] = NULL;
+                        else if (job->slots)
+                                mover.slots[i] = job->slots + (2 * index + (unsigned)i) * SLOT_BYTES;
+                }
+                result = CUDA_SUCCESS; /* without an event the slot is not used */
+                while (result == CUDA_SUCCESS && atomic_load(&job->result) == CUDA_SUCCESS) {
+                        size_t next = atomic_fetch_add(&job->next, 1);
+
+                        if (next >= job->count)
+                                break;
+                        result =
+                                job->out ? move_out(&mover, job->memories[next]) : move_in(&mover, job->memories[next]);
+                        if (result == CUDA_SUCCESS)
+                                atomic_fetch_add(&job->moved_bytes, job->memories[next]->bytes);
+                }
+                for (int i = 0; i < 2; i++)
+                        if (mover.events[i])
+                                gr_real.cuEventDestroy_v2(mover.events[i]);
+                gr_real.cuCtxPopCurrent_v2(&context);
+        }
+        if (result != CUDA_SUCCESS)
+                atomic_compare_exchange_strong(&job->result, &(int){CUDA_SUCCESS}, (int)result);
+}
+
+static void *mover_main(void *arg)
+{
+        struct job *job = arg;
+
+        gr_operations_relax_captures();
+        move(job);
+        atomic_fetch_sub(&job->running, 1);
+        return NULL;
+}
+
+static unsigned mover_count(void)
+{
+        long processors = sysconf(_SC_NPROCESSORS_ONLN);
+
+        return processors < 1 ? 1 : processors > MOVERS_MAX ? MOVERS_MAX : (unsigned)processors;
+}
+
+/* The pinned memory; NULL: it cannot be had. It is kept, as pinning takes long. */
+GR_HELD(sleep_lock) static char *ring_slots(struct gr_context *context)
+{
+        size_t bytes = 2 * SLOT_BYTES * mover_count();
+        void *slots;
+
+        gr_assert_locked(&sleep_lock);
+        if (ring.slots && atomic_load(&ring.context->number) == ring.number &&
+            gr_context_find(&gr_core, ring.context->handle) == ring.context)
+                return ring.slots;
+        ring.slots = NULL;
+        if (gr_real.cuMemHostAlloc && gr_real.cuMemHostAlloc(&slots, bytes, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS) {
+                ring.slots = slots;
+                ring.context = context;
+                ring.number = atomic_load(&context->number);
+        }
+        return ring.slots;
+}
+
+/* Moves count memories, all of them in begin_move. Returns the bytes that were moved; *ret_result: the first error. */
+GR_HELD(sleep_lock)
+static uint64_t run(struct gr_context *context, bool out, struct gr_memory **memories, size_t count,
+                    CUresult *ret_result)
+{
+        struct job job = {.context = context, .out = out, .memories = memories, .count = count};
+        CUcontext popped;
+
+        gr_assert_locked(&sleep_lock);
+        *ret_result = gr_real.cuCtxPushCurrent_v2(context->handle);
+        if (*ret_result != CUDA_SUCCESS)
+                return 0;
+        job.stream = gr_operations_stream(context->handle);
+        job.slots = job.stream ? ring_slots(context) : NULL;
+        for (unsigned i = 1; job.slots && i < mover_count() && i < count; i++) {
+                atomic_fetch_add(&job.running, 1);
+                if (!gr_workers_start_thread(mover_main, &job)) {
+                        atomic_fetch_sub(&job.running, 1);
+                        break;
+                }
+        }
+        if (job.stream)
+                move(&job);
+        else
+                atomic_store(&job.result, CUDA_ERROR_INVALID_CONTEXT);
+        while (atomic_load(&job.running) > 0)
+                gr_driver.sleep_ns(MOVERS_NS);
+        gr_real.cuCtxPopCurrent_v2(&popped);
+        *ret_result = (CUresult)atomic_load(&job.result);
+        return atomic_load(&job.moved_bytes);
+}
+
+/* What is to be moved on a device. */
+struct plan {
+        bool out;
+        uint64_t moved_bytes;
+        CUresult result;
+        bool visited;
+};
+
+/* Begins to move all memory of the device that is asleep, or awake. */
+static struct gr_memory **begin_all(int device, bool asleep, uint64_t most_bytes, size_t *ret_count)
+{
+        uint64_t *ptrs, bytes = 0;
+        size_t listed = gr_operations_list(device, asleep, &ptrs), count = 0;
+        struct gr_memory **memories = ptrs ? malloc((listed + 1) * sizeof(struct gr_memory *)) : NULL;
+
+        for (size_t i = 0; memories && i < listed; i++) {
+                struct gr_memory *memory = gr_operations_begin_move(ptrs[i], asleep);
+
+                if (memory && memory->bytes > most_bytes - bytes) {
+                        gr_operations_end_move(memory);
+                } else if (memory) {
+                        bytes += memory->bytes;
+                        memories[count++] = memory;
+                }
+        }
+        free(ptrs);
+        *ret_count = count;
+        return memories;
+}
+
+static void end_all(struct gr_memory **memories, size_t count)
+{
+        for (size_t i = 0; i < count; i++)
+                gr_operations_end_move(memories[i]);
+        free(memories);
+}
+
+static uint64_t asleep_bytes(void)
+{
+        uint64_t sum = 0;
+
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                sum += atomic_load(&gr_core.devices[i].asleep_bytes);
+        return sum;
+}
+
+GR_NOT_CHECKED static bool leave_from(struct gr_context *context, void *arg)
+{
+        uint64_t asleep = asleep_bytes(), most_bytes = most_host_bytes > asleep ? most_host_bytes - asleep : 0;
+        struct plan *plan = arg;
+        struct gr_memory **memories;
+        size_t count;
+
+        gr_assert_locked(&sleep_lock);
+        gr_rung_run(context, GR_RUNG_TRIM, UINT64_MAX);
+        memories = begin_all(context->ordinal, false, most_bytes, &count);
+        plan->moved_bytes = run(context, true, memories, count, &plan->result);
+        end_all(memories, count);
+        return false;
+}
+
+/* Has all of it created again, or none. */
+static CUresult create_all(struct gr_memory **memories, size_t count)
+{
+        CUresult result = CUDA_SUCCESS;
+        size_t i;
+
+        for (i = 0; i < count && result == CUDA_SUCCESS; i++)
+                result = gr_operations_create_again(memories[i]);
+        if (result != CUDA_SUCCESS)
+                while (i-- > 0)
+                        gr_operations_give_up(memories[i], false);
+        return result;
+}
+
+/*
+ * Brings back the memory of one device: all of it is taken first, as processes that each had a part would wait for each
+ * other. While the device is full, own cached memory and neighbours give some.
+ */
+GR_NOT_CHECKED static bool return_to(struct gr_context *context, void *arg)
+{
+        uint64_t wait_ns = gr_options.from_env[GR_OPTION_WAIT] ? gr_options.wait : WAKE_NS;
+        uint64_t until_ns = gr_driver.now_ns() + wait_ns;
+        struct gr_device *device = context->device;
+        struct plan *plan = arg;
+
+        gr_assert_locked(&sleep_lock);
+        plan->visited = true;
+        for (int tries = 0;; tries++) {
+                size_t count;
+                struct gr_memory **memories = begin_all(context->ordinal, true, UINT64_MAX, &count);
+
+                plan->result = memories ? create_all(memories, count) : CUDA_ERROR_OUT_OF_MEMORY;
+                if (plan->result == CUDA_SUCCESS) {
+                        plan->moved_bytes += run(context, false, memories, count, &plan->result);
+                        for (size_t i = 0; i < count; i++)
+                                if (memories[i]->host && memories[i]->handle)
+                                        gr_operations_give_up(memories[i], false);
+                }
+                end_all(memories, count);
+                /* Twice in any case: the driver may have failed only this once. */
+                if (plan->result == CUDA_SUCCESS || atomic_load(&ending) ||
+                    (tries > 0 && (plan->result != CUDA_ERROR_OUT_OF_MEMORY || gr_driver.now_ns() >= until_ns)))
+                        return false;
+                gr_rung_run(context, GR_RUNG_TRIM, UINT64_MAX);
+                if (gr_core.ask_neighbours)
+                        gr_core.ask_neighbours(&gr_core, device, atomic_load(&device->asleep_bytes));
+                gr_driver.sleep_ns(PAUSE_NS);
+        }
+}
+
+/* Brings all memory back. *ret_left: not that of a device without a context, or whose contexts are about to end. */
+GR_HELD(sleep_lock) static CUresult wake(bool *ret_left)
+{
+        uint64_t begin_ns = gr_driver.now_ns(), bytes = 0;
+
+        gr_assert_locked(&sleep_lock);
+        for (int i = 0; i < GR_DEVICES_MAX; i++) {
+                struct plan plan = {0};
+
+                if (atomic_load(&gr_core.devices[i].asleep_bytes) == 0)
+                        continue;
+                gr_context_each(&gr_core, i, return_to, &plan);
+                if (plan.result != CUDA_SUCCESS) {
+                        gr_log(GR_LOG_WARN, "device %d: the memory that is asleep could not be had again (error %d)", i,
+                               (int)plan.result);
+                        return plan.result;
+                }
+                *ret_left |= !plan.visited;
+                bytes += plan.moved_bytes;
+        }
+        gr_log(GR_LOG_INFO, "awake: %" PRIu64 " MiB came back in %" PRIu64 " ms", bytes >> 20,
+               (gr_driver.now_ns() - begin_ns) / 1000000);
+        return CUDA_SUCCESS;
+}
+
+/*
+ * The gate is shut: wakes the process. *ret_left: not all of it, so that the gate stays shut; what is left belongs to a
+ * context that ends, and this call must not wait for that.
+ */
+static CUresult wait_at_gate(bool *ret_left)
+{
+        CUresult result = CUDA_SUCCESS;
+        CUstreamCaptureMode mode;
+        GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
+
+        atomic_fetch_add(&waiting, 1);
+        gr_lock(&sleep_lock);
+        atomic_fetch_sub(&waiting, 1);
+        working = true;
+        if (atomic_load(&shut)) {
+                mode = gr_operations_relax_captures();
+                result = wake(ret_left);
+                gr_operations_restore_captures(mode);
+                if (result == CUDA_SUCCESS && !*ret_left)
+                        atomic_store(&shut, false);
+        }
+        working = false;
+        gr_unlock(&sleep_lock);
+        return result;
+}
+
+struct gr_pass gr_sleep_enter(void)
+{
+        struct gr_pass pass = {NULL, CUDA_SUCCESS};
+        bool left = false;
+
+        while (!working && !left && pass.result == CUDA_SUCCESS && gr_shim_ready()) {
+                _Atomic uint64_t *part = &inside.shards[gr_shard()].part;
+
+                atomic_fetch_add(part, 1);
+                if (!atomic_load(&shut)) {
+                        pass.inside = part;
+                        break;
+                }
+                atomic_fetch_sub(part, 1);
+                pass.result = wait_at_gate(&left);
+        }
+        return pass;
+}
+
+/* Shuts the gate. False: a call is inside, and the gate is open again. */
+static bool shut_gate(void)
+{
+        atomic_store(&shut, true);
+        for (unsigned n = 1; n <= SHUT_LOOKS; n++) {
+                bool empty = true;
+
+                for (int i = 0; i < GR_SHARDS; i++)
+                        empty &= atomic_load(&inside.shards[i].part) == 0;
+                if (empty)
+                        return true;
+                gr_lock_pause(n);
+        }
+        atomic_store(&shut, false);
+        return false;
+}
+
+struct idle {
+        uint64_t until_ns;
+        bool idle;
+};
+
+static bool is_context_idle(struct gr_context *context, void *arg)
+{
+        struct idle *idle = arg;
+
+        idle->idle = !gr_fence_is_broken(context->fence) && gr_fence_sync_by(context->fence, idle->until_ns) == 0;
+        return idle->idle;
+}
+
+/* Whether all work of all contexts has finished within so long. While a stream captures that cannot be asked. */
+static bool is_idle(uint64_t most_ns)
+{
+        struct idle idle = {.until_ns = gr_driver.now_ns() + most_ns, .idle = true};
+
+        if (gr_gate_is_open(&gr_core.gate))
+                return false;
+        gr_context_each(&gr_core, -1, is_context_idle, &idle);
+        return idle.idle;
+}
+
+uint64_t gr_sleep_begin(int device)
+{
+        uint64_t begin_ns = gr_driver.now_ns();
+        struct plan plan = {.out = true};
+        bool was_shut;
+
+        if (!atomic_load(&gr_sleep_on) || is_wanted() || !gr_driver.context_record || !is_idle(IDLE_NS) ||
+            !gr_trylock(&sleep_lock))
+                return 0;
+        working = true;
+        was_shut = atomic_load(&shut);
+        if (was_shut || shut_gate()) {
+                if (is_idle(SHUT_NS))
+                        gr_context_each(&gr_core, device, leave_from, &plan);
+                if (!was_shut && plan.moved_bytes == 0)
+                        atomic_store(&shut, false);
+        }
+        working = false;
+        gr_unlock(&sleep_lock);
+        if (plan.moved_bytes > 0)
+                gr_log(GR_LOG_INFO, "device %d: asleep, %" PRIu64 " MiB left in %" PRIu64 " ms", device,
+                       plan.moved_bytes >> 20, (gr_driver.now_ns() - begin_ns) / 1000000);
+        return plan.moved_bytes;
+}

@@ -1,0 +1,88 @@
+/*
+ * Sleep: the live memory of an idle process leaves the device, and is back at the same addresses before it is used.
+ * Only where GPURECLAIM_SLEEP asks for it.
+ *
+ * What can leave is memory that is mapped for core/ (pool kinds auto and split). Its content is copied to host memory,
+ * the driver gets the memory back, and the addresses stay reserved. What something beside these addresses relies on
+ * stays (gr_operations_stay), and so does all else: bins, stream-ordered and managed memory, arrays, what the program
+ * maps itself.
+ *
+ * The sleep gate stands in front of each call of the program that may submit work, or touch or ask about device memory
+ * (GR_PASS_GATE). It is shut before memory leaves, and opened after all of it is back:
+ *
+ *   a thread at the gate             the thread that shuts it
+ *   1. counts itself as inside       1. shuts the gate
+ *   2. looks whether it is open      2. looks whether anybody is inside
+ *
+ * Both steps are sequentially consistent. So either the thread sees the gate shut, takes its count back and waits; or
+ * the other one sees it inside, and opens the gate again. It never waits for those inside, as their call may take long:
+ * it looks for a few milliseconds, and the order is to be repeated. Calls may be nested, as each counts for itself.
+ *
+ * A sleeper shuts the gate, sees nobody inside and no GPU work pending, and copies. The first call that comes to the
+ * gate wakes the process: it creates, maps and copies, and opens the gate. Both hold one lock meanwhile, at which the
+ * other calls wait.
+ *
+ * The library's own threads do not pass the gate. What they may do to memory that is asleep is to give it up: its copy
+ * is freed then.
+ */
+#ifndef GR_SLEEP_H
+#define GR_SLEEP_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/attributes.h"
+#include "shim.h"
+
+/* Whether the process may sleep, so that its calls pass the gate. Set while the library is set up. */
+extern _Atomic bool gr_sleep_on GR_HIDDEN;
+
+static inline bool gr_sleep_is_on(void)
+{
+        return atomic_load_explicit(&gr_sleep_on, memory_order_relaxed);
+}
+
+/* Allows sleep, with at most host_bytes of host memory. */
+void gr_sleep_init(uint64_t host_bytes);
+
+/* The process ends: no sleep begins after this, and one that has begun turns round. */
+void gr_sleep_end(void);
+
+/*
+ * Puts the memory of device to sleep, if the GPU is idle within a moment; what is cached there goes back first. Returns
+ * how many bytes have left; 0 also where a call or work of the program goes on, or a stream captures. A call of the
+ * program that comes meanwhile stops it. No lock is held.
+ */
+uint64_t gr_sleep_begin(int device);
+
+/* Whether memory is asleep, or about to be. */
+bool gr_sleep_is_asleep(void);
+
+/* One call that has passed the gate. */
+struct gr_pass {
+        _Atomic uint64_t *inside; /* where it is counted; NULL: nowhere */
+        CUresult result;          /* not CUDA_SUCCESS: the memory could not be had again, and the call must fail */
+};
+
+struct gr_pass gr_sleep_enter(void);
+
+static inline struct gr_pass gr_pass_gate(void)
+{
+        return __builtin_expect(gr_sleep_is_on(), 0) ? gr_sleep_enter() : (struct gr_pass){NULL, CUDA_SUCCESS};
+}
+
+static inline void gr_pass_end(struct gr_pass *pass)
+{
+        if (__builtin_expect(pass->inside != NULL, 0))
+                atomic_fetch_sub_explicit(pass->inside, 1, memory_order_release);
+}
+
+/* At the beginning of a hook: wakes the process if it sleeps, and keeps it awake until the hook returns. */
+#define GR_PASS_GATE                                                                                                   \
+        __attribute__((cleanup(gr_pass_end))) struct gr_pass gr_pass = gr_pass_gate();                                 \
+                                                                                                                       \
+        if (__builtin_expect(gr_pass.result != CUDA_SUCCESS, 0))                                                       \
+        return gr_pass.result
+
+#endif
