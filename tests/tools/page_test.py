@@ -18,7 +18,7 @@ import time
 COMMAND = sys.argv[1]
 MIB, GIB, SECOND = 2**20, 2**30, 10**9
 HIT, MISS, FREE, REFUSED, COUNTER, RUNG, RESERVED, KIND, LIMIT = range(1, 10)
-DECAYED_BYTES, LIMIT_HITS, SYNC, TRIM, DRIVER = 10, 16, 5, 3, 5
+DECAYED_BYTES, LIMIT_HITS, SYNC, TRIM, DRIVER = 11, 17, 5, 3, 5
 NOWHERE = 255
 # Would end the data, the attribute or the script, or be an element, where a page took it for more than text.
 HOSTILE = "</script><script>broken=1</script>\"'<img src=x onerror=broken=1><!--<script>"
@@ -38,7 +38,7 @@ def write_trace(path, entries, command="app"):
     """entries: (time in ns, kind, device, detail, address, bytes)."""
     batches = -(-len(entries) // 64)
     with open(path, "wb") as file:
-        file.write(struct.pack("<8sIIIIQQQQ", b"GRTRACE", 2, 4096, 32, 64, 7, 10**18, batches, batches + 1))
+        file.write(struct.pack("<8sIIIIQQQQ", b"GRTRACE", 3, 4096, 32, 64, 7, 10**18, batches, batches + 1))
         file.write(struct.pack("<64s", b"A card") + bytes(15 * 64))
         file.write(struct.pack("<1024s1992x", command.encode()))
         for at, what, device, detail, address, size in entries:
