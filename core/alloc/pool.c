@@ -32,91 +32,118 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr)
 }
 
 /*
- * The epoch of the oldest block in the calling thread's own bin, or fastbin, that would serve the request; 0: there is
- * none, or the blocks of the class differ in size. The fast path has found that block not usable.
+ * Steps 1 to 3 of the slow path (pool.h), once for bins and once for segments: a block of the cache that is usable, or
+ * can be made so at once. NULL: fresh memory is better, or there is none.
+ *
+ * A barrier costs half a microsecond and, with several streams, their overlap. A kernel may also run until later work
+ * of the program ends it; a barrier in front of that work would hang both. So with several streams no barrier is laid
+ * behind an epoch that does not pass (gr_fence_barrier_is_safe).
  */
-static uint64_t own_epoch(const struct gr_source_request *request)
+
+/* Where a barrier is not cheap: whether so much is quarantined that one is laid all the same. */
+static bool is_barrier_worth_it(struct gr_context *context)
 {
-        if (request->by_segments)
-                return gr_arena_fastbin_epoch(request->arena, request->bytes);
-        if (request->class >= GR_CLASS_EXACT || gr_bin_count(&request->arena->bins[request->class]) == 0)
-                return 0;
-        return gr_arena_oldest_epoch(request->arena, request->class);
+        uint64_t bound = gr_max(gr_budget_not_cached(context->device) / 4, QUARANTINE_BYTES);
+
+        return gr_fence_quarantine_bytes(context->fence) > bound && gr_fence_barrier_is_safe(context->fence);
 }
 
-/*
- * Takes the block that own_epoch has found, after a barrier, which this thread or another one lays. Called where a
- * barrier is cheap. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of
- * all arenas usable, while threads that look into each other's bins wait for each other's locks.
- */
-static struct gr_block *take_own_behind_barrier(struct gr_source_request *request, uint64_t epoch)
+static struct gr_block *take_behind_barrier(struct gr_source_request *request)
 {
-        struct gr_block *block = NULL;
-
-        assert(epoch > 0);
-        if (gr_fence_barrier_for(request->context->fence, epoch) == 0)
-                block = request->by_segments ? gr_arena_take_fastbin(request->arena, request->bytes)
-                                             : gr_arena_take(request->arena, request->class, request->class,
-                                                             request->bytes, SIZE_MAX);
-        if (!block) /* blocks taken by others, or a capture is open */
-                block = gr_source_take(request);
-        return block;
+        return gr_fence_barrier(request->context->fence) ? NULL : gr_source_take(request);
 }
 
 /*
  * Whether a request should take fresh memory rather than pay for what makes freed memory usable: a barrier or, where
  * that is dear, a look at the events. In a loop of allocations and frees, one of them then readies many blocks instead
- * of one. Bins have rules for that (cache/preallocate.h). Small requests of segments may use the slack, while nothing
- * exceeds that or a limit.
+ * of one.
  */
-static bool choose_fresh(const struct gr_source_request *request)
+static bool should_be_fresh_block(const struct gr_source_request *request)
+{
+        return request->context->core->config.reuse == GR_REUSE_AUTO &&
+               gr_preallocate_or_gather(request->arena, request->class);
+}
+
+/* As should_be_fresh_block: small requests may use the slack, while nothing exceeds that or a limit. */
+static bool should_be_fresh_range(const struct gr_source_request *request)
 {
         struct gr_context *context = request->context;
 
-        if (context->core->config.reuse != GR_REUSE_AUTO)
-                return false;
-        if (!request->by_segments)
-                return gr_preallocate_or_gather(request->arena, request->class);
-        return gr_is_small(request->bytes) && gr_budget_excess(context->device) == 0 &&
-               gr_budget_room(context->device) >= GR_PAGE_BYTES &&
+        return context->core->config.reuse == GR_REUSE_AUTO && gr_is_small(request->bytes) &&
+               gr_budget_excess(context->device) == 0 && gr_budget_room(context->device) >= GR_PAGE_BYTES &&
                !gr_slack_is_exceeded_recently(context, request->bytes, GR_PAGE_BYTES);
 }
 
-/*
- * Makes quarantined blocks usable where that is worth it, and takes one. NULL: fresh memory is better. A barrier costs
- * half a microsecond and, with several streams, their overlap. A kernel may also run until later work of the program
- * ends it; a barrier in front of that work would hang both. So with several streams no barrier is laid behind an epoch
- * that does not pass (gr_fence_barrier_is_safe). epoch: by own_epoch.
- */
-static struct gr_block *take_fenced(struct gr_source_request *request, uint64_t epoch)
+static struct gr_block *take_from_bins(struct gr_source_request *request)
 {
         struct gr_context *context = request->context;
         struct gr_block *block = NULL;
-        bool barrier;
+        uint64_t epoch = 0; /* of the oldest block in the own bin, which the fast path has found not usable */
 
-        if (!request->by_segments && (!request->class_waits || (epoch > 0 && choose_fresh(request))))
-                return NULL;
-        barrier = gr_fence_barrier_is_cheap(context->fence);
-        if (request->by_segments && !request->class_waits &&
-            ((epoch == 0 && !gr_segments_have_waiting(context)) || ((epoch > 0 || barrier) && choose_fresh(request))))
-                return NULL;
-        if (!barrier) {
-                uint64_t bound = gr_max(gr_budget_not_cached(context->device) / 4, QUARANTINE_BYTES);
-
+        if (request->class < GR_CLASS_EXACT && gr_bin_count(&request->arena->bins[request->class]) > 0)
+                epoch = gr_arena_oldest_epoch(request->arena, request->class);
+        /*
+         * The own bin comes before usable blocks of other arenas: one barrier makes the blocks of all arenas usable,
+         * while threads that look into each other's bins wait for each other's locks.
+         */
+        if (epoch > 0 && !gr_fence_is_broken(context->fence) && gr_fence_barrier_is_cheap(context->fence)) {
+                if (should_be_fresh_block(request))
+                        return NULL;
+                if (gr_fence_barrier_for(context->fence, epoch) == 0)
+                        block = gr_arena_take(request->arena, request->class, request->class, request->bytes, SIZE_MAX);
+                return block ? block : gr_source_take(request); /* blocks taken by others, or a capture is open */
+        }
+        block = gr_source_take(request);
+        if (block || !request->class_waits || (epoch > 0 && should_be_fresh_block(request)))
+                return block;
+        if (!gr_fence_barrier_is_cheap(context->fence)) {
                 gr_fence_look_for(context->fence, epoch > 0 ? epoch : UINT64_MAX);
-                if (request->by_segments && epoch > 0)
-                        block = gr_arena_take_fastbin(request->arena, request->bytes);
-                if (!block)
-                        block = gr_source_take(request);
+                block = gr_source_take(request);
+                if (block || !is_barrier_worth_it(context))
+                        return block;
+        }
+        return take_behind_barrier(request);
+}
+
+static struct gr_block *take_from_segments(struct gr_source_request *request)
+{
+        struct gr_context *context = request->context;
+        /* Of the range in the own fastbin that would serve, which the fast path has found not usable; 0: none. */
+        uint64_t epoch = gr_arena_fastbin_epoch(request->arena, request->bytes);
+        struct gr_block *block;
+        bool cheap;
+
+        if (epoch > 0 && !gr_fence_is_broken(context->fence)) {
+                block = gr_segments_take_usable(context, request->bytes);
                 if (block)
                         return block;
-                barrier = gr_fence_quarantine_bytes(context->fence) > bound &&
-                          gr_fence_barrier_is_safe(context->fence) &&
-                          (!request->by_segments || gr_segments_would_help(context, request->bytes));
+                if (gr_fence_barrier_is_cheap(context->fence)) {
+                        if (should_be_fresh_range(request))
+                                return NULL;
+                        if (gr_fence_barrier_for(context->fence, epoch) == 0)
+                                block = gr_arena_take_fastbin(request->arena, request->bytes);
+                        return block ? block : gr_source_take(request);
+                }
+                /* To look for another range would merge the one that waits. */
+                request->class_waits = !gr_arenas_class_empty(context, request->class);
+        } else {
+                block = gr_source_take(request);
+                if (block)
+                        return block;
         }
-        if (!barrier || gr_fence_barrier(context->fence))
+        cheap = gr_fence_barrier_is_cheap(context->fence);
+        if (!request->class_waits && ((epoch == 0 && !gr_segments_have_waiting(context)) ||
+                                      ((epoch > 0 || cheap) && should_be_fresh_range(request))))
                 return NULL;
-        return gr_source_take(request);
+        if (!cheap) {
+                gr_fence_look_for(context->fence, epoch > 0 ? epoch : UINT64_MAX);
+                block = epoch > 0 ? gr_arena_take_fastbin(request->arena, request->bytes) : NULL;
+                if (!block)
+                        block = gr_source_take(request);
+                if (block || !is_barrier_worth_it(context) || !gr_segments_would_help(context, request->bytes))
+                        return block;
+        }
+        return take_behind_barrier(request);
 }
 
 /*
@@ -152,28 +179,6 @@ static bool hand_out(struct gr_arena *arena, struct gr_block *block, size_t byte
         return *ret_ptr || hand_out_by_ledger(block, bytes, ret_ptr);
 }
 
-/* Steps 1 to 3 of the slow path (pool.h): a block of the cache that is usable, or can be made so at once; NULL. */
-static struct gr_block *take_cached(struct gr_source_request *request)
-{
-        struct gr_context *context = request->context;
-        uint64_t epoch = own_epoch(request);
-        struct gr_block *block;
-
-        if (epoch > 0 && !gr_fence_is_broken(context->fence)) {
-                block = request->by_segments ? gr_segments_take_usable(context, request->bytes) : NULL;
-                if (block)
-                        return block;
-                if (gr_fence_barrier_is_cheap(context->fence))
-                        return choose_fresh(request) ? NULL : take_own_behind_barrier(request, epoch);
-                if (request->by_segments) { /* to look for another range would merge the one that waits */
-                        request->class_waits = !gr_arenas_class_empty(context, request->class);
-                        return take_fenced(request, epoch);
-                }
-        }
-        block = gr_source_take(request);
-        return block ? block : take_fenced(request, epoch);
-}
-
 /* The slow path, whose steps pool.h lists. With allocate, which chooses the size, only steps 4 and 5. */
 static int alloc(struct gr_context *context, size_t bytes, bool optional, gr_source_allocate *allocate, void *arg,
                  uint64_t *ret_ptr)
@@ -191,7 +196,9 @@ static int alloc(struct gr_context *context, size_t bytes, bool optional, gr_sou
         request = gr_source_request(context, bytes, allocate, arg);
         request.optional = optional;
         do {
-                block = cached ? take_cached(&request) : NULL;
+                block = NULL;
+                if (cached)
+                        block = request.by_segments ? take_from_segments(&request) : take_from_bins(&request);
                 if (!block) {
                         int rc = gr_source_fresh(&request, &block);
 

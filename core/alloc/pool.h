@@ -36,15 +36,14 @@ static inline uint64_t gr_pool_alloc_fast(struct gr_context *context, size_t byt
  * The slow path of gr_pool_alloc, for a request for which gr_pool_alloc_fast returned 0. Its steps; the first that has
  * a block ends it, and the block is handed out:
  *
- *   1 take_own_behind_barrier  a block of the thread's own bin or fastbin, after a barrier. Where blocks wait there and
- *                              a barrier is cheap it takes the place of 2 and 3; now and then 4 comes first
- *                              (choose_fresh)
- *   2 gr_source_take           a usable block of any bin, or a usable range (alloc/source.h)
- *   3 take_fenced              the same, after a barrier where that is cheap, else after a look at the events
- *   4 gr_source_fresh          fresh memory of the driver, within the budget
- *   5 gr_ladder_climb          what each rung of the ladder gets back (alloc/ladder.h)
+ *   1 own bin or fastbin     where blocks wait in the thread's own, and a barrier is cheap: one of them, after the
+ *                             barrier, in place of 2 and 3; now and then 4 comes first (should_be_fresh_block)
+ *   2 gr_source_take          a usable block of any bin, or a usable range (alloc/source.h)
+ *   3 take_behind_barrier     the same, after a barrier where that is cheap, else after a look at the events
+ *   4 gr_source_fresh         fresh memory of the driver, within the budget
+ *   5 gr_ladder_climb         what each rung of the ladder gets back (alloc/ladder.h)
  *
- * A comment at each function says by what rules it works. Returns as gr_pool_alloc.
+ * take_from_bins and take_from_segments are 1 to 3. Returns as gr_pool_alloc.
  */
 int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
