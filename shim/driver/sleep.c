@@ -430,13 +430,13 @@ GR_HELD(sleep_lock) static CUresult wake(bool *ret_left)
 }
 
 /*
- * The gate is shut: wakes the process. *ret_left: not all of it, so that the gate stays shut; what is left belongs to a
- * context that ends, and this call must not wait for that.
+ * The gate is shut: wakes the process. Where not all of it wakes, what is left belongs to a context that ends, and this
+ * call must not wait for that: the gate stays shut, but the call is counted in part, and goes on.
  */
-static CUresult wait_at_gate(bool *ret_left)
+static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
 {
-        CUresult result = CUDA_SUCCESS;
         CUstreamCaptureMode mode;
+        bool left = false;
         GR_KEEP_ERRNO;
         GR_NO_CANCEL;
 
@@ -446,22 +446,24 @@ static CUresult wait_at_gate(bool *ret_left)
         working = true;
         if (atomic_load(&shut)) {
                 mode = gr_operations_relax_captures();
-                result = wake(ret_left);
+                pass->result = wake(&left);
                 gr_operations_restore_captures(mode);
-                if (result == CUDA_SUCCESS && !*ret_left)
+                if (pass->result == CUDA_SUCCESS && left) {
+                        atomic_fetch_add(part, 1);
+                        pass->inside = part;
+                } else if (pass->result == CUDA_SUCCESS) {
                         atomic_store(&shut, false);
+                }
         }
         working = false;
         gr_unlock(&sleep_lock);
-        return result;
 }
 
 struct gr_pass gr_sleep_enter(void)
 {
         struct gr_pass pass = {NULL, CUDA_SUCCESS};
-        bool left = false;
 
-        while (!working && !left && pass.result == CUDA_SUCCESS && gr_shim_ready()) {
+        while (!working && !pass.inside && pass.result == CUDA_SUCCESS && gr_shim_ready()) {
                 _Atomic uint64_t *part = &inside.shards[gr_shard()].part;
 
                 atomic_fetch_add(part, 1);
@@ -470,15 +472,16 @@ struct gr_pass gr_sleep_enter(void)
                         break;
                 }
                 atomic_fetch_sub(part, 1);
-                pass.result = wait_at_gate(&left);
+                wait_at_gate(&pass, part);
         }
         return pass;
 }
 
-/* Shuts the gate. False: a call is inside, and the gate is open again. */
+/* Shuts the gate. False: a call is inside, and the gate is as it was. */
 static bool shut_gate(void)
 {
-        atomic_store(&shut, true);
+        bool was_shut = atomic_exchange(&shut, true);
+
         for (unsigned n = 1; n <= SHUT_LOOKS; n++) {
                 bool empty = true;
 
@@ -488,7 +491,7 @@ static bool shut_gate(void)
                         return true;
                 gr_lock_pause(n);
         }
-        atomic_store(&shut, false);
+        atomic_store(&shut, was_shut);
         return false;
 }
 
@@ -527,7 +530,7 @@ uint64_t gr_sleep_begin(int device)
                 return 0;
         working = true;
         was_shut = atomic_load(&shut);
-        if (was_shut || shut_gate()) {
+        if (shut_gate()) {
                 if (is_idle(SHUT_NS))
                         gr_context_each(&gr_core, device, leave_from, &plan);
                 if (!was_shut && plan.moved_bytes == 0)

@@ -362,6 +362,45 @@ static void mode_inside(void)
         gt_check(fall_asleep("sleep"), "sleep", "when the call has ended");
 }
 
+static void *reset_second(void *arg)
+{
+        (void)arg;
+        GR_MUST(cuDevicePrimaryCtxReset(1));
+        return NULL;
+}
+
+/*
+ * GRSIM_DEVICES=2. While one device's context ends, which takes long (GRSIM_LATENCY), the other device's memory comes
+ * back, and does not leave beside a call. (GPURECLAIM_WAIT=0: the calls do not wait for that end.)
+ */
+static void mode_ending(void)
+{
+        pthread_t ender, asker;
+        _Atomic bool begun = false;
+        CUdeviceptr there;
+        CUcontext second;
+
+        take_blocks();
+        GR_MUST(cuDevicePrimaryCtxRetain(&second, 1));
+        GR_MUST(cuCtxSetCurrent(second));
+        GR_MUST(cuMemAlloc(&there, 8 * MIB));
+        gt_attach(&gt);
+        gt_check(fall_asleep("sleep"), "sleep", "asked");
+        pthread_create(&ender, NULL, reset_second, NULL);
+        while (call_count("cuDevicePrimaryCtxReset_v2") == 0)
+                gt_sleep_us(1000);
+        GR_MUST(cuMemcpyDtoH(&word, blocks[MANY - 1], 4));
+        pthread_create(&asker, NULL, ask_slowly, &begun);
+        while (!atomic_load(&begun) || call_count("cuPointerGetAttribute") == 0)
+                gt_sleep_us(1000);
+        pthread_join(ender, NULL);
+        gt_check(!fall_asleep("sleep --timeout 100ms"), "sleep", "refused beside a call");
+        pthread_join(asker, NULL);
+        look_at_blocks("after");
+        gt_check(fall_asleep("sleep"), "sleep", "when the call has ended");
+        look_at_blocks("after that");
+}
+
 static void *ask_to_sleep(void *arg)
 {
         (void)arg;
@@ -671,7 +710,7 @@ int main(int argc, char **argv)
                 {"contents", mode_contents}, {"calls", mode_calls},     {"busy", mode_busy},
                 {"exported", mode_exported}, {"inside", mode_inside},   {"turned", mode_turned},
                 {"leaving", mode_leaving},   {"devices", mode_devices}, {"exit", mode_exit},
-                {"reset", mode_reset},       {"random", mode_random},
+                {"reset", mode_reset},       {"random", mode_random},   {"ending", mode_ending},
         };
 
         if (argc > 3 && strcmp(argv[1], "take") == 0)
