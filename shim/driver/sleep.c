@@ -39,8 +39,8 @@ static _Thread_local bool working; /* this thread puts the process to sleep or w
 static struct gr_lock sleep_lock = GR_LOCK_INIT(GR_RANK_SLEEP);
 /* The pinned memory of the movers. It goes with the context that it was allocated in. */
 static struct {
-        struct gr_context *context;
-        uint32_t number; /* of the context, as its structure may have another owner by now */
+        struct gr_context *context; /* NULL: there is none yet */
+        uint32_t number;            /* of the context, as its structure may have another owner by now */
         char *slots;
 } ring GR_GUARDED_BY(sleep_lock);
 
@@ -242,23 +242,47 @@ static unsigned mover_count(void)
         return processors < 1 ? 1 : processors > MOVERS_MAX ? MOVERS_MAX : (unsigned)processors;
 }
 
-/* The pinned memory; NULL: it cannot be had. It is kept, as pinning takes long. */
-GR_HELD(sleep_lock) static char *ring_slots(struct gr_context *context)
+/* Moves what the job has, by as many threads as there are slots for. */
+static void move_all(struct job *job)
+{
+        for (unsigned i = 1; job->slots && i < mover_count() && i < job->count; i++) {
+                atomic_fetch_add(&job->running, 1);
+                if (!gr_workers_start_thread(mover_main, job)) {
+                        atomic_fetch_sub(&job->running, 1);
+                        break;
+                }
+        }
+        move(job);
+        while (atomic_load(&job->running) > 0)
+                gr_driver.sleep_ns(MOVERS_NS);
+}
+
+/* Moves all with the pinned memory, in a visit of its context, which cannot end meanwhile. */
+GR_NOT_CHECKED static bool move_with_ring(struct gr_context *context, void *arg)
+{
+        struct job *job = arg;
+
+        gr_assert_locked(&sleep_lock);
+        if (context != ring.context || atomic_load(&context->number) != ring.number)
+                return true;
+        job->slots = ring.slots;
+        move_all(job);
+        return false;
+}
+
+/* Takes pinned memory in the context, for good, as pinning takes long. NULL: it cannot be had. */
+GR_HELD(sleep_lock) static char *make_ring(struct gr_context *context)
 {
         size_t bytes = 2 * SLOT_BYTES * mover_count();
         void *slots;
 
         gr_assert_locked(&sleep_lock);
-        if (ring.slots && atomic_load(&ring.context->number) == ring.number &&
-            gr_context_find(&gr_core, ring.context->handle) == ring.context)
-                return ring.slots;
-        ring.slots = NULL;
-        if (gr_real.cuMemHostAlloc && gr_real.cuMemHostAlloc(&slots, bytes, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS) {
-                ring.slots = slots;
-                ring.context = context;
-                ring.number = atomic_load(&context->number);
-        }
-        return ring.slots;
+        ring.context = NULL;
+        if (!gr_real.cuMemHostAlloc || gr_real.cuMemHostAlloc(&slots, bytes, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
+                return NULL;
+        ring.context = context;
+        ring.number = atomic_load(&context->number);
+        return ring.slots = slots;
 }
 
 /* Moves count memories, all of them in begin_move. Returns the bytes that were moved; *ret_result: the first error. */
@@ -274,20 +298,14 @@ static uint64_t run(struct gr_context *context, bool out, struct gr_memory **mem
         if (*ret_result != CUDA_SUCCESS)
                 return 0;
         job.stream = gr_operations_stream(context->handle);
-        job.slots = job.stream ? ring_slots(context) : NULL;
-        for (unsigned i = 1; job.slots && i < mover_count() && i < count; i++) {
-                atomic_fetch_add(&job.running, 1);
-                if (!gr_workers_start_thread(mover_main, &job)) {
-                        atomic_fetch_sub(&job.running, 1);
-                        break;
-                }
-        }
         if (job.stream)
-                move(&job);
+                gr_context_each(&gr_core, -1, move_with_ring, &job);
         else
                 atomic_store(&job.result, CUDA_ERROR_INVALID_CONTEXT);
-        while (atomic_load(&job.running) > 0)
-                gr_driver.sleep_ns(MOVERS_NS);
+        if (job.stream && !job.slots) { /* there is none yet, or its context ends */
+                job.slots = make_ring(context);
+                move_all(&job);
+        }
         gr_real.cuCtxPopCurrent_v2(&popped);
         *ret_result = (CUresult)atomic_load(&job.result);
         return atomic_load(&job.moved_bytes);

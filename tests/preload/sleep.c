@@ -401,6 +401,53 @@ static void mode_ending(void)
         look_at_blocks("after that");
 }
 
+/* Looks at the blocks, which wakes the process. */
+static void *look_in(void *context)
+{
+        GR_MUST(cuCtxSetCurrent(context));
+        look_at_blocks("after");
+        return NULL;
+}
+
+/* Begins to wake, which takes long (GRSIM_LATENCY); returns after so many pieces have come. */
+static pthread_t begin_to_wake(CUcontext context, unsigned long pieces)
+{
+        unsigned long before = call_count("cuMemcpyHtoDAsync_v2");
+        pthread_t thread;
+
+        pthread_create(&thread, NULL, look_in, context);
+        while (call_count("cuMemcpyHtoDAsync_v2") < before + pieces)
+                gt_sleep_us(1000);
+        return thread;
+}
+
+/* GRSIM_DEVICES=2. The context that the first sleep was in goes while the other device's memory comes back. */
+static void mode_first(void)
+{
+        unsigned long pieces;
+        CUdeviceptr there;
+        pthread_t thread;
+        CUcontext second;
+
+        GR_MUST(cuMemAlloc(&there, 8 * MIB));
+        gt_check(fall_asleep("sleep"), "sleep", "asked");
+        pieces = call_count("cuMemcpyHtoDAsync_v2");
+        GR_MUST(cuMemcpyDtoH(&word, there, 4));
+        pieces = call_count("cuMemcpyHtoDAsync_v2") - pieces;
+        GR_MUST(cuDevicePrimaryCtxRetain(&second, 1));
+        GR_MUST(cuCtxSetCurrent(second));
+        take_blocks();
+        gt_check(fall_asleep("sleep"), "sleep", "asked with two devices");
+        thread = begin_to_wake(second, pieces + 4);
+        GR_MUST(cuDevicePrimaryCtxReset(gt.device));
+        pieces = call_count("cuMemcpyHtoDAsync_v2");
+        pthread_join(thread, NULL);
+        pieces = call_count("cuMemcpyHtoDAsync_v2") - pieces;
+        gt_check(pieces == 0, "copies", "%lu after the end of the context that has the pinned memory", pieces);
+        gt_check(fall_asleep("sleep"), "sleep", "asked without the first context");
+        look_at_blocks("after that");
+}
+
 static void *ask_to_sleep(void *arg)
 {
         (void)arg;
@@ -711,6 +758,7 @@ int main(int argc, char **argv)
                 {"exported", mode_exported}, {"inside", mode_inside},   {"turned", mode_turned},
                 {"leaving", mode_leaving},   {"devices", mode_devices}, {"exit", mode_exit},
                 {"reset", mode_reset},       {"random", mode_random},   {"ending", mode_ending},
+                {"first", mode_first},
         };
 
         if (argc > 3 && strcmp(argv[1], "take") == 0)
