@@ -801,15 +801,19 @@ void gr_operations_use_device(int device)
         gr_lock(&gr_mappings);
         atomic_fetch_or(&used_devices, UINT64_C(1) << device);
         if (!(atomic_load(&served) >> device & 1)) {
-                HASH_ITER (hh, mappings, mapping, tmp)
+                HASH_ITER (hh, mappings, mapping, tmp) {
+                        bool asleep = mapping->memory && mapping->memory->host;
+
                         /*
                          * Tried twice: without access, copies by that device would fail. What fails here is tried
-                         * again by the device's next context.
+                         * again by the device's next context. What is asleep gets access when it is mapped again; it
+                         * may be mapped already while it moves.
                          */
-                        if (!(mapping->memory && mapping->memory->host) &&
+                        if (!(asleep && !mapping->memory->moving) &&
                             set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS &&
-                            set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS)
+                            set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS && !asleep)
                                 all = false;
+                }
                 if (all)
                         atomic_fetch_or(&served, UINT64_C(1) << device);
         }

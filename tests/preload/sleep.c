@@ -448,6 +448,27 @@ static void mode_first(void)
         look_at_blocks("after that");
 }
 
+/* GRSIM_DEVICES=2. The second device is used for the first time while memory comes back: it can reach all of it. */
+static void mode_joins(void)
+{
+        CUdeviceptr there;
+        pthread_t thread;
+        CUcontext second;
+
+        take_blocks();
+        gt_check(fall_asleep("sleep"), "sleep", "asked");
+        thread = begin_to_wake(gt.ctx, 2);
+        GR_MUST(cuDevicePrimaryCtxRetain(&second, 1));
+        GR_MUST(cuCtxSetCurrent(second));
+        pthread_join(thread, NULL);
+        GR_MUST(cuMemAlloc(&there, sizes[MANY - 1]));
+        for (int i = 0; i < MANY; i++) {
+                CUresult result = cuMemcpyDtoD(there, blocks[i], sizes[i]);
+
+                gt_check(result == CUDA_SUCCESS, "a copy by the second device", "%s", gt_result_name(result));
+        }
+}
+
 static void *ask_to_sleep(void *arg)
 {
         (void)arg;
@@ -758,7 +779,7 @@ int main(int argc, char **argv)
                 {"exported", mode_exported}, {"inside", mode_inside},   {"turned", mode_turned},
                 {"leaving", mode_leaving},   {"devices", mode_devices}, {"exit", mode_exit},
                 {"reset", mode_reset},       {"random", mode_random},   {"ending", mode_ending},
-                {"first", mode_first},
+                {"first", mode_first},       {"joins", mode_joins},
         };
 
         if (argc > 3 && strcmp(argv[1], "take") == 0)
