@@ -479,7 +479,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
 
 struct gr_pass gr_sleep_enter(void)
 {
-        struct gr_pass pass = {NULL, CUDA_SUCCESS};
+        struct gr_pass pass = {.result = CUDA_SUCCESS};
 
         while (!working && !pass.inside && pass.result == CUDA_SUCCESS && gr_shim_ready()) {
                 _Atomic uint64_t *part = &inside.shards[gr_shard()].part;
@@ -492,6 +492,8 @@ struct gr_pass gr_sleep_enter(void)
                 atomic_fetch_sub(part, 1);
                 wait_at_gate(&pass, part);
         }
+        if (pass.inside)
+                pass.cancel_state = gr_cancel_disable();
         return pass;
 }
 

@@ -33,6 +33,7 @@
 #include <stdint.h>
 
 #include "base/attributes.h"
+#include "base/no_cancel.h"
 #include "shim.h"
 
 /* Whether the process may sleep, so that its calls pass the gate. Set while the library is set up. */
@@ -59,9 +60,10 @@ uint64_t gr_sleep_begin(int device);
 /* Whether memory is asleep, or about to be. */
 bool gr_sleep_is_asleep(void);
 
-/* One call that has passed the gate. */
+/* One call that has passed the gate. A thread that was told to end does so after the call, as its count would stay. */
 struct gr_pass {
         _Atomic uint64_t *inside; /* where it is counted; NULL: nowhere */
+        int cancel_state;         /* to be restored, where it is counted */
         CUresult result;          /* not CUDA_SUCCESS: the memory could not be had again, and the call must fail */
 };
 
@@ -69,13 +71,15 @@ struct gr_pass gr_sleep_enter(void);
 
 static inline struct gr_pass gr_pass_gate(void)
 {
-        return __builtin_expect(gr_sleep_is_on(), 0) ? gr_sleep_enter() : (struct gr_pass){NULL, CUDA_SUCCESS};
+        return __builtin_expect(gr_sleep_is_on(), 0) ? gr_sleep_enter() : (struct gr_pass){.result = CUDA_SUCCESS};
 }
 
 static inline void gr_pass_end(struct gr_pass *pass)
 {
-        if (__builtin_expect(pass->inside != NULL, 0))
+        if (__builtin_expect(pass->inside != NULL, 0)) {
                 atomic_fetch_sub_explicit(pass->inside, 1, memory_order_release);
+                gr_cancel_restore(&pass->cancel_state);
+        }
 }
 
 /* At the beginning of a hook: wakes the process if it sleeps, and keeps it awake until the hook returns. */

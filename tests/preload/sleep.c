@@ -469,6 +469,29 @@ static void mode_joins(void)
         }
 }
 
+static void *end_inside(void *arg)
+{
+        gt_attach(&gt);
+        pthread_cancel(pthread_self());
+        GR_MUST(cuMemcpyDtoH(&word, blocks[MANY - 1], 4));
+        pthread_testcancel();
+        return arg;
+}
+
+/* A thread ends in a call (GRSIM_TRACE: each call of the driver writes a line). That keeps nobody awake. */
+static void mode_cancelled(void)
+{
+        pthread_t thread;
+        void *ended;
+
+        take_blocks();
+        pthread_create(&thread, NULL, end_inside, NULL);
+        pthread_join(thread, &ended);
+        gt_check(ended == PTHREAD_CANCELED, "thread", "cancelled");
+        gt_check(fall_asleep("sleep"), "sleep", "asked");
+        look_at_blocks("after");
+}
+
 static void *ask_to_sleep(void *arg)
 {
         (void)arg;
@@ -779,7 +802,7 @@ int main(int argc, char **argv)
                 {"exported", mode_exported}, {"inside", mode_inside},   {"turned", mode_turned},
                 {"leaving", mode_leaving},   {"devices", mode_devices}, {"exit", mode_exit},
                 {"reset", mode_reset},       {"random", mode_random},   {"ending", mode_ending},
-                {"first", mode_first},       {"joins", mode_joins},
+                {"first", mode_first},       {"joins", mode_joins},     {"cancelled", mode_cancelled},
         };
 
         if (argc > 3 && strcmp(argv[1], "take") == 0)
@@ -794,6 +817,8 @@ int main(int argc, char **argv)
                 unlink(device);
                 return no_misuse();
         }
+        if (argc > 1 && strcmp(argv[1], "cancelled") == 0)
+                setenv("GRSIM_TRACE", "/dev/null", 1);
         gt_open(&gt);
         if (argc > 2 && strcmp(argv[1], "failing") == 0) {
                 mode_failing(argv);
