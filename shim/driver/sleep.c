@@ -33,6 +33,7 @@ static _Atomic bool shut, ending;
 static _Atomic unsigned waiting;   /* threads at the gate while it is shut */
 static struct gr_sharded inside;   /* calls that have passed it */
 static uint64_t most_host_bytes;   /* constant once set up */
+static unsigned most_movers;       /* likewise: processors come and go, and the pinned memory stays */
 static _Thread_local bool working; /* this thread puts the process to sleep or wakes it: it does not wait for itself */
 
 /* Held while the process goes to sleep, and while it wakes. */
@@ -68,6 +69,9 @@ struct mover {
 
 void gr_sleep_init(uint64_t host_bytes)
 {
+        long processors = sysconf(_SC_NPROCESSORS_ONLN);
+
+        most_movers = processors < 1 ? 1 : processors > MOVERS_MAX ? MOVERS_MAX : (unsigned)processors;
         most_host_bytes = host_bytes;
         atomic_store(&gr_sleep_on, true);
 }
@@ -235,17 +239,10 @@ static void *mover_main(void *arg)
         return NULL;
 }
 
-static unsigned mover_count(void)
-{
-        long processors = sysconf(_SC_NPROCESSORS_ONLN);
-
-        return processors < 1 ? 1 : processors > MOVERS_MAX ? MOVERS_MAX : (unsigned)processors;
-}
-
 /* Moves what the job has, by as many threads as there are slots for. */
 static void move_all(struct job *job)
 {
-        for (unsigned i = 1; job->slots && i < mover_count() && i < job->count; i++) {
+        for (unsigned i = 1; job->slots && i < most_movers && i < job->count; i++) {
                 atomic_fetch_add(&job->running, 1);
                 if (!gr_workers_start_thread(mover_main, job)) {
                         atomic_fetch_sub(&job->running, 1);
@@ -273,7 +270,7 @@ GR_NOT_CHECKED static bool move_with_ring(struct gr_context *context, void *arg)
 /* Takes pinned memory in the context, for good, as pinning takes long. NULL: it cannot be had. */
 GR_HELD(sleep_lock) static char *make_ring(struct gr_context *context)
 {
-        size_t bytes = 2 * SLOT_BYTES * mover_count();
+        size_t bytes = 2 * SLOT_BYTES * most_movers;
         void *slots;
 
         gr_assert_locked(&sleep_lock);

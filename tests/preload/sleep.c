@@ -17,8 +17,19 @@
 enum { MANY = 40, SMALL = 24 };
 
 static struct gt gt;
+static long processors; /* so many are online; 0: as many as there are */
 static CUdeviceptr blocks[MANY];
 static size_t sizes[MANY];
+
+/* Stands before the C library's. */
+__attribute__((visibility("default"))) long sysconf(int name)
+{
+        void *found = dlsym(RTLD_NEXT, "sysconf");
+        long (*real)(int);
+
+        memcpy(&real, &found, sizeof(real));
+        return processors && name == _SC_NPROCESSORS_ONLN ? processors : real(name);
+}
 
 static size_t on_device(void)
 {
@@ -492,6 +503,18 @@ static void mode_cancelled(void)
         look_at_blocks("after");
 }
 
+/* More processors come online after the first sleep. */
+static void mode_processors(void)
+{
+        processors = 1;
+        take_blocks();
+        gt_check(fall_asleep("sleep"), "sleep", "asked");
+        look_at_blocks("after");
+        processors = 64;
+        gt_check(fall_asleep("sleep"), "sleep", "asked with more processors");
+        look_at_blocks("after that");
+}
+
 static void *ask_to_sleep(void *arg)
 {
         (void)arg;
@@ -798,11 +821,12 @@ int main(int argc, char **argv)
                 const char *name;
                 void (*run)(void);
         } modes[] = {
-                {"contents", mode_contents}, {"calls", mode_calls},     {"busy", mode_busy},
-                {"exported", mode_exported}, {"inside", mode_inside},   {"turned", mode_turned},
-                {"leaving", mode_leaving},   {"devices", mode_devices}, {"exit", mode_exit},
-                {"reset", mode_reset},       {"random", mode_random},   {"ending", mode_ending},
-                {"first", mode_first},       {"joins", mode_joins},     {"cancelled", mode_cancelled},
+                {"contents", mode_contents},   {"calls", mode_calls},     {"busy", mode_busy},
+                {"exported", mode_exported},   {"inside", mode_inside},   {"turned", mode_turned},
+                {"leaving", mode_leaving},     {"devices", mode_devices}, {"exit", mode_exit},
+                {"reset", mode_reset},         {"random", mode_random},   {"ending", mode_ending},
+                {"first", mode_first},         {"joins", mode_joins},     {"processors", mode_processors},
+                {"cancelled", mode_cancelled},
         };
 
         if (argc > 3 && strcmp(argv[1], "take") == 0)
