@@ -2,7 +2,7 @@
  * Driver overhead: what the driver takes by itself for contexts, local memory, modules, graph executables, and
  * workspaces that libraries get by private interfaces. No call tells it, so it is computed:
  *
- *   overhead = what NVML says that this process holds - what is charged to this process
+ *   overhead = what NVML says that this process holds - what is charged to this process, and not asleep
  *
  * Only NVML's figure of this process is used. The difference of the device's free memory before and after a call would
  * be wrong while another process works on the device, and cannot be had before the first context, which takes the most.
@@ -103,7 +103,8 @@ GR_HELD(lock) static bool measure(struct gr_device *device, struct look *look, u
         if (!nvml)
                 return false;
         gr_driver.refresh_pools(device->ordinal);
-        charged = atomic_load(&device->reserved_bytes) - atomic_load(&device->kind_bytes[GR_MEMORY_DRIVER]);
+        charged = atomic_load(&device->reserved_bytes) - atomic_load(&device->kind_bytes[GR_MEMORY_DRIVER]) -
+                  atomic_load(&device->asleep_bytes);
         managed = atomic_load(&device->kind_bytes[GR_MEMORY_MANAGED]);
         if (gr_nvml_process(nvml, (uint32_t)getpid(), &used) != 0)
                 return false;

@@ -12,6 +12,7 @@
  *   overhead between      with GRSIM_EXECUTABLE=2MiB: code and contexts that come between two are no part of them
  *   overhead allocations  with the limit alone: it does not, and is told
  *   overhead little       where NVML says less than is charged by a little: the driver has nothing
+ *   overhead asleep       memory that is asleep does not hide what the driver has
  *   overhead pool         what a pool gave back unnoticed is not the driver's either
  *   overhead unknown      where NVML does not list us: nothing is told, and a limit counts allocations
  */
@@ -359,6 +360,18 @@ static void between(void)
         GR_CHECK_EQ(status().executable_bytes, (2 * ROUNDS + 1) * EXECUTABLE);
 }
 
+static void asleep(void)
+{
+        GR_MUST(cuMemAlloc(&blocks[0], LIMIT / 2));
+        GR_CHECK_EQ(told(), CONTEXT);
+        GR_CHECK_EQ(system("env -u LD_PRELOAD \"$GR_TEST_COMMAND\" sleep $PPID"), 0);
+        GR_CHECK(used() < LIMIT / 2);
+        for (volatile int i = 0; i < 3; i++) { /* the larger of the last two counts */
+                usleep(1100000);               /* a younger one is told again */
+                GR_CHECK_EQ(told(), CONTEXT);
+        }
+}
+
 int main(int argc, char **argv)
 {
         const char *mode = argc > 1 ? argv[1] : "";
@@ -405,6 +418,10 @@ int main(int argc, char **argv)
                 GR_CHECK_EQ(cuModuleLoadData(&modules[0], "image"), argc > 2 ? atoi(argv[2]) : 0);
                 GR_MUST(cuCtxPopCurrent(&context)); /* a library needs none, and takes no memory before there is one */
                 GR_CHECK_EQ(load(3, &library), CUDA_SUCCESS);
+                return GR_CHECK_RESULT();
+        }
+        if (strcmp(mode, "asleep") == 0) {
+                asleep();
                 return GR_CHECK_RESULT();
         }
         if (strcmp(mode, "little") == 0) {
