@@ -383,14 +383,19 @@ static CUresult create_all(struct gr_memory **memories, size_t count)
         return result;
 }
 
+/* The time up to which a call that begins to wake the process waits. */
+static uint64_t wait_until_ns(void)
+{
+        return gr_driver.now_ns() + (gr_options.from_env[GR_OPTION_WAIT] ? gr_options.wait : WAKE_NS);
+}
+
 /*
  * Brings back the memory of one device: all of it is taken first, as processes that each had a part would wait for each
  * other. While the device is full, own cached memory and neighbours give some.
  */
 GR_NOT_CHECKED static bool return_to(struct gr_context *context, void *arg)
 {
-        uint64_t wait_ns = gr_options.from_env[GR_OPTION_WAIT] ? gr_options.wait : WAKE_NS;
-        uint64_t until_ns = gr_driver.now_ns() + wait_ns;
+        uint64_t until_ns = wait_until_ns();
         struct gr_device *device = context->device;
         struct plan *plan = arg;
 
@@ -419,24 +424,33 @@ GR_NOT_CHECKED static bool return_to(struct gr_context *context, void *arg)
         }
 }
 
-/* Brings all memory back. *ret_left: not that of a device without a context, or whose contexts are about to end. */
+/*
+ * Brings all memory back. While all contexts of a device are about to end none can be used, so this waits until they
+ * have ended, and their memory with them, or stay. *ret_left: in vain, so that this memory did not come back.
+ */
 GR_HELD(sleep_lock) static CUresult wake(bool *ret_left)
 {
-        uint64_t begin_ns = gr_driver.now_ns(), bytes = 0;
+        uint64_t begin_ns = gr_driver.now_ns(), until_ns = wait_until_ns(), bytes = 0;
 
         gr_assert_locked(&sleep_lock);
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 struct plan plan = {0};
 
-                if (atomic_load(&gr_core.devices[i].asleep_bytes) == 0)
-                        continue;
-                gr_context_each(&gr_core, i, return_to, &plan);
+                while (atomic_load(&gr_core.devices[i].asleep_bytes) > 0) {
+                        gr_context_each(&gr_core, i, return_to, &plan);
+                        if (plan.visited)
+                                break;
+                        if (gr_driver.now_ns() >= until_ns || atomic_load(&ending)) {
+                                *ret_left = true;
+                                break;
+                        }
+                        gr_driver.sleep_ns(PAUSE_NS);
+                }
                 if (plan.result != CUDA_SUCCESS) {
                         gr_log(GR_LOG_WARN, "device %d: the memory that is asleep could not be had again (error %d)", i,
                                (int)plan.result);
                         return plan.result;
                 }
-                *ret_left |= !plan.visited;
                 bytes += plan.moved_bytes;
         }
         gr_log(GR_LOG_INFO, "awake: %" PRIu64 " MiB came back in %" PRIu64 " ms", bytes >> 20,
@@ -445,8 +459,8 @@ GR_HELD(sleep_lock) static CUresult wake(bool *ret_left)
 }
 
 /*
- * The gate is shut: wakes the process. Where not all of it wakes, what is left belongs to a context that ends, and this
- * call must not wait for that: the gate stays shut, but the call is counted in part, and goes on.
+ * The gate is shut: wakes the process. Where memory is left of a context that does not come to its end, the gate stays
+ * shut, but the call is counted in part, and goes on.
  */
 static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
 {

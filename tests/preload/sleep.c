@@ -380,6 +380,29 @@ static void *reset_second(void *arg)
         return NULL;
 }
 
+static void *reset_in_vain(void *arg)
+{
+        CUresult result = cuDevicePrimaryCtxReset(gt.device);
+
+        gt_check(result == CUDA_ERROR_NOT_PERMITTED, "the reset", "%s", gt_result_name(result));
+        return arg;
+}
+
+/* The driver refuses to end the context, and takes long to say so (GRSIM_LATENCY). A call waits for the answer. */
+static void mode_stays(void)
+{
+        pthread_t ender;
+
+        take_blocks();
+        gt_check(fall_asleep("sleep"), "sleep", "asked");
+        pthread_create(&ender, NULL, reset_in_vain, NULL);
+        while (call_count("cuDevicePrimaryCtxReset_v2") == 0)
+                gt_sleep_us(1000);
+        look_at_blocks("meanwhile");
+        pthread_join(ender, NULL);
+        look_at_blocks("after");
+}
+
 /*
  * GRSIM_DEVICES=2. While one device's context ends, which takes long (GRSIM_LATENCY), the other device's memory comes
  * back, and does not leave beside a call. (GPURECLAIM_WAIT=0: the calls do not wait for that end.)
@@ -821,12 +844,12 @@ int main(int argc, char **argv)
                 const char *name;
                 void (*run)(void);
         } modes[] = {
-                {"contents", mode_contents},   {"calls", mode_calls},     {"busy", mode_busy},
-                {"exported", mode_exported},   {"inside", mode_inside},   {"turned", mode_turned},
-                {"leaving", mode_leaving},     {"devices", mode_devices}, {"exit", mode_exit},
-                {"reset", mode_reset},         {"random", mode_random},   {"ending", mode_ending},
-                {"first", mode_first},         {"joins", mode_joins},     {"processors", mode_processors},
-                {"cancelled", mode_cancelled},
+                {"contents", mode_contents},     {"calls", mode_calls},         {"busy", mode_busy},
+                {"exported", mode_exported},     {"inside", mode_inside},       {"turned", mode_turned},
+                {"leaving", mode_leaving},       {"devices", mode_devices},     {"exit", mode_exit},
+                {"reset", mode_reset},           {"random", mode_random},       {"ending", mode_ending},
+                {"stays", mode_stays},           {"first", mode_first},         {"joins", mode_joins},
+                {"processors", mode_processors}, {"cancelled", mode_cancelled},
         };
 
         if (argc > 3 && strcmp(argv[1], "take") == 0)
