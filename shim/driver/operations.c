@@ -719,6 +719,11 @@ void gr_operations_end_move(struct gr_memory *memory)
         gr_unlock(&gr_mappings);
 }
 
+void gr_operations_going_on(void)
+{
+        callbacks->going_on();
+}
+
 CUresult gr_operations_leave(struct gr_memory *memory, void *host)
 {
         CUresult result;

@@ -84,6 +84,9 @@ void gr_operations_arrived(struct gr_memory *memory);
 /* In place of arrived: gives back what was created again, and mapped; the content is still in the host's memory. */
 void gr_operations_give_up(struct gr_memory *memory, bool mapped);
 
+/* The thread makes progress with what takes long. */
+void gr_operations_going_on(void);
+
 /* This library's own stream in the context; NULL: it could not be made. */
 CUstream gr_operations_stream(CUcontext context);
 

@@ -108,6 +108,7 @@ static CUresult copy_piece(struct mover *mover, int slot, CUdeviceptr ptr, char 
         char *between = mover->slots[slot];
         CUresult result = await_slot(mover, slot);
 
+        gr_operations_going_on(); /* or the process that asked for it takes this one for hung */
         if (result != CUDA_SUCCESS)
                 return result;
         if (!between) {

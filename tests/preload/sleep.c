@@ -350,6 +350,14 @@ static void mode_busy(void)
         look_at_blocks("after");
 }
 
+/* It takes seconds to fall asleep (GRSIM_LATENCY): the one request for it is answered. */
+static void mode_slowly(void)
+{
+        take_blocks();
+        gt_check(fall_asleep("sleep --timeout 0"), "sleep", "asked once");
+        look_at_blocks("after");
+}
+
 static void *ask_slowly(void *arg)
 {
         gt_attach(&gt);
@@ -844,12 +852,12 @@ int main(int argc, char **argv)
                 const char *name;
                 void (*run)(void);
         } modes[] = {
-                {"contents", mode_contents},     {"calls", mode_calls},         {"busy", mode_busy},
-                {"exported", mode_exported},     {"inside", mode_inside},       {"turned", mode_turned},
-                {"leaving", mode_leaving},       {"devices", mode_devices},     {"exit", mode_exit},
-                {"reset", mode_reset},           {"random", mode_random},       {"ending", mode_ending},
-                {"stays", mode_stays},           {"first", mode_first},         {"joins", mode_joins},
-                {"processors", mode_processors}, {"cancelled", mode_cancelled},
+                {"contents", mode_contents}, {"calls", mode_calls},           {"busy", mode_busy},
+                {"exported", mode_exported}, {"inside", mode_inside},         {"turned", mode_turned},
+                {"leaving", mode_leaving},   {"devices", mode_devices},       {"exit", mode_exit},
+                {"reset", mode_reset},       {"random", mode_random},         {"ending", mode_ending},
+                {"stays", mode_stays},       {"slowly", mode_slowly},         {"first", mode_first},
+                {"joins", mode_joins},       {"processors", mode_processors}, {"cancelled", mode_cancelled},
         };
 
         if (argc > 3 && strcmp(argv[1], "take") == 0)
