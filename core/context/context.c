@@ -81,6 +81,17 @@ void gr_context_each(struct gr_core *core, int device, bool (*visit)(struct gr_c
         gr_unlock(&core->contexts_lock);
 }
 
+bool gr_context_one_ends(struct gr_core *core)
+{
+        bool ends = false;
+
+        gr_lock(&core->contexts_lock);
+        for (struct gr_context *context = core->contexts; context; context = context->next)
+                ends |= context->alive && context->ending > 0;
+        gr_unlock(&core->contexts_lock);
+        return ends;
+}
+
 void gr_context_close_visits(struct gr_context *context)
 {
         struct gr_core *core = context->core;

@@ -183,6 +183,9 @@ struct gr_context *gr_context_find_locked(struct gr_core *core, void *handle);
  */
 void gr_context_each(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg), void *arg);
 
+/* Whether a context is about to end, so that gr_context_each leaves it out. Its work may go on. */
+bool gr_context_one_ends(struct gr_core *core);
+
 /*
  * Keeps new visitors out and waits until those inside have left. A call of the driver while its context ends would
  * crash in the driver, and a block that a visitor gives back then may already have another owner. Visits of the calling

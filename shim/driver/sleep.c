@@ -540,7 +540,7 @@ static bool is_context_idle(struct gr_context *context, void *arg)
         return idle->idle;
 }
 
-/* Whether all work of all contexts has finished within so long. While a stream captures that cannot be asked. */
+/* Whether all work of all contexts has finished within so long. Beside captures and ends of contexts: no. */
 static bool is_idle(uint64_t most_ns)
 {
         struct idle idle = {.until_ns = gr_driver.now_ns() + most_ns, .idle = true};
@@ -548,7 +548,7 @@ static bool is_idle(uint64_t most_ns)
         if (gr_gate_is_open(&gr_core.gate))
                 return false;
         gr_context_each(&gr_core, -1, is_context_idle, &idle);
-        return idle.idle;
+        return idle.idle && !gr_context_one_ends(&gr_core);
 }
 
 uint64_t gr_sleep_begin(int device)

@@ -411,6 +411,26 @@ static void mode_stays(void)
         look_at_blocks("after");
 }
 
+/* Likewise, with another context: nothing leaves beside work that was submitted meanwhile. */
+static void mode_stays_busy(void)
+{
+        CUcontext second;
+        pthread_t ender;
+
+        GR_MUST(cuCtxCreate(&second, NULL, 0, gt.device));
+        gt_attach(&gt);
+        take_blocks();
+        stream = gt_stream();
+        pthread_create(&ender, NULL, reset_in_vain, NULL);
+        while (call_count("cuDevicePrimaryCtxReset_v2") == 0)
+                gt_sleep_us(1000);
+        GR_MUST(gt_spin(&gt, stream, 4000000));
+        GR_MUST(gt_fill(&gt, stream, blocks[MANY - 1], 7, 16));
+        gt_check(!fall_asleep("sleep --timeout 0"), "sleep", "refused");
+        pthread_join(ender, NULL);
+        GR_MUST(cuStreamSynchronize(stream));
+}
+
 /*
  * GRSIM_DEVICES=2. While one device's context ends, which takes long (GRSIM_LATENCY), the other device's memory comes
  * back, and does not leave beside a call. (GPURECLAIM_WAIT=0: the calls do not wait for that end.)
@@ -852,12 +872,13 @@ int main(int argc, char **argv)
                 const char *name;
                 void (*run)(void);
         } modes[] = {
-                {"contents", mode_contents}, {"calls", mode_calls},           {"busy", mode_busy},
-                {"exported", mode_exported}, {"inside", mode_inside},         {"turned", mode_turned},
-                {"leaving", mode_leaving},   {"devices", mode_devices},       {"exit", mode_exit},
-                {"reset", mode_reset},       {"random", mode_random},         {"ending", mode_ending},
-                {"stays", mode_stays},       {"slowly", mode_slowly},         {"first", mode_first},
-                {"joins", mode_joins},       {"processors", mode_processors}, {"cancelled", mode_cancelled},
+                {"contents", mode_contents},     {"calls", mode_calls},     {"busy", mode_busy},
+                {"exported", mode_exported},     {"inside", mode_inside},   {"turned", mode_turned},
+                {"leaving", mode_leaving},       {"devices", mode_devices}, {"exit", mode_exit},
+                {"reset", mode_reset},           {"random", mode_random},   {"ending", mode_ending},
+                {"stays-busy", mode_stays_busy}, {"stays", mode_stays},     {"slowly", mode_slowly},
+                {"first", mode_first},           {"joins", mode_joins},     {"processors", mode_processors},
+                {"cancelled", mode_cancelled},
         };
 
         if (argc > 3 && strcmp(argv[1], "take") == 0)
