@@ -32,9 +32,6 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr)
 }
 
 /*
- * Steps 1 to 3 of the slow path (pool.h), once for bins and once for segments: a block of the cache that is usable, or
- * can be made so at once. NULL: fresh memory is better, or there is none.
- *
  * A barrier costs half a microsecond and, with several streams, their overlap. A kernel may also run until later work
  * of the program ends it; a barrier in front of that work would hang both. So with several streams no barrier is laid
  * behind an epoch that does not pass (gr_fence_barrier_is_safe).
@@ -54,18 +51,18 @@ static struct gr_block *take_behind_barrier(struct gr_source_request *request)
 }
 
 /*
- * Whether a request should take fresh memory rather than pay for what makes freed memory usable: a barrier or, where
- * that is dear, a look at the events. In a loop of allocations and frees, one of them then readies many blocks instead
- * of one.
+ * Whether fresh memory is better than to pay for what makes freed memory usable: a barrier or, where that is dear, a
+ * look at the events. In a loop of allocations and frees, one of these then readies many blocks instead of one. Where
+ * it says no, usable blocks of other arenas may have come into the own bin.
  */
-static bool should_be_fresh_block(const struct gr_source_request *request)
+static bool prefer_fresh_block(const struct gr_source_request *request)
 {
         return request->context->core->config.reuse == GR_REUSE_AUTO &&
                gr_preallocate_or_gather(request->arena, request->class);
 }
 
-/* As should_be_fresh_block: small requests may use the slack, while nothing exceeds that or a limit. */
-static bool should_be_fresh_range(const struct gr_source_request *request)
+/* As prefer_fresh_block: small requests may use the slack, while nothing exceeds that or a limit. */
+static bool prefer_fresh_range(const struct gr_source_request *request)
 {
         struct gr_context *context = request->context;
 
@@ -74,7 +71,11 @@ static bool should_be_fresh_range(const struct gr_source_request *request)
                !gr_slack_is_exceeded_recently(context, request->bytes, GR_PAGE_BYTES);
 }
 
-static struct gr_block *take_from_bins(struct gr_source_request *request)
+/*
+ * Steps 1 to 3 of the slow path (pool.h) for bins: a block of the cache that is usable, or can be made so at once.
+ * NULL: there is none, or fresh memory is better.
+ */
+static struct gr_block *take_cached_block(struct gr_source_request *request)
 {
         struct gr_context *context = request->context;
         struct gr_block *block = NULL;
@@ -87,14 +88,14 @@ static struct gr_block *take_from_bins(struct gr_source_request *request)
          * while threads that look into each other's bins wait for each other's locks.
          */
         if (epoch > 0 && !gr_fence_is_broken(context->fence) && gr_fence_barrier_is_cheap(context->fence)) {
-                if (should_be_fresh_block(request))
+                if (prefer_fresh_block(request))
                         return NULL;
                 if (gr_fence_barrier_for(context->fence, epoch) == 0)
                         block = gr_arena_take(request->arena, request->class, request->class, request->bytes, SIZE_MAX);
                 return block ? block : gr_source_take(request); /* blocks taken by others, or a capture is open */
         }
         block = gr_source_take(request);
-        if (block || !request->class_waits || (epoch > 0 && should_be_fresh_block(request)))
+        if (block || !request->class_waits || (epoch > 0 && prefer_fresh_block(request)))
                 return block;
         if (!gr_fence_barrier_is_cheap(context->fence)) {
                 gr_fence_look_for(context->fence, epoch > 0 ? epoch : UINT64_MAX);
@@ -105,45 +106,70 @@ static struct gr_block *take_from_bins(struct gr_source_request *request)
         return take_behind_barrier(request);
 }
 
-static struct gr_block *take_from_segments(struct gr_source_request *request)
+/* The same for segments, where a barrier is dear: after a look at the events. */
+static struct gr_block *take_range_behind_dear_barrier(struct gr_source_request *request)
+{
+        return is_barrier_worth_it(request->context) && gr_segments_would_help(request->context, request->bytes)
+                       ? take_behind_barrier(request)
+                       : NULL;
+}
+
+/*
+ * The same for segments, where a range of the request's size, freed in that epoch, waits in the own fastbin.
+ * gr_source_take would merge it, so that comes last.
+ */
+static struct gr_block *take_waiting_range(struct gr_source_request *request, uint64_t epoch)
 {
         struct gr_context *context = request->context;
-        /* Of the range in the own fastbin that would serve, which the fast path has found not usable; 0: none. */
-        uint64_t epoch = gr_arena_fastbin_epoch(request->arena, request->bytes);
-        struct gr_block *block;
+        struct gr_block *block = gr_segments_take_usable(context, request->bytes);
+
+        if (block)
+                return block;
+        if (gr_fence_barrier_is_cheap(context->fence)) {
+                if (prefer_fresh_range(request))
+                        return NULL;
+                if (gr_fence_barrier_for(context->fence, epoch) == 0)
+                        block = gr_arena_take_fastbin(request->arena, request->bytes);
+                return block ? block : gr_source_take(request);
+        }
+        if (gr_arenas_class_empty(context, request->class) && prefer_fresh_range(request))
+                return NULL;
+        gr_fence_look_for(context->fence, epoch);
+        block = gr_arena_take_fastbin(request->arena, request->bytes);
+        if (!block)
+                block = gr_source_take(request);
+        return block ? block : take_range_behind_dear_barrier(request);
+}
+
+/* The same for segments, where no such range waits. */
+static struct gr_block *take_any_range(struct gr_source_request *request)
+{
+        struct gr_context *context = request->context;
+        struct gr_block *block = gr_source_take(request);
         bool cheap;
 
-        if (epoch > 0 && !gr_fence_is_broken(context->fence)) {
-                block = gr_segments_take_usable(context, request->bytes);
-                if (block)
-                        return block;
-                if (gr_fence_barrier_is_cheap(context->fence)) {
-                        if (should_be_fresh_range(request))
-                                return NULL;
-                        if (gr_fence_barrier_for(context->fence, epoch) == 0)
-                                block = gr_arena_take_fastbin(request->arena, request->bytes);
-                        return block ? block : gr_source_take(request);
-                }
-                /* To look for another range would merge the one that waits. */
-                request->class_waits = !gr_arenas_class_empty(context, request->class);
-        } else {
-                block = gr_source_take(request);
-                if (block)
-                        return block;
-        }
+        if (block)
+                return block;
         cheap = gr_fence_barrier_is_cheap(context->fence);
-        if (!request->class_waits && ((epoch == 0 && !gr_segments_have_waiting(context)) ||
-                                      ((epoch > 0 || cheap) && should_be_fresh_range(request))))
+        if (!request->class_waits && /* bins, from which gr_source_take takes as well, have none that waits */
+            (!gr_segments_have_waiting(context) || (cheap && prefer_fresh_range(request))))
                 return NULL;
-        if (!cheap) {
-                gr_fence_look_for(context->fence, epoch > 0 ? epoch : UINT64_MAX);
-                block = epoch > 0 ? gr_arena_take_fastbin(request->arena, request->bytes) : NULL;
-                if (!block)
-                        block = gr_source_take(request);
-                if (block || !is_barrier_worth_it(context) || !gr_segments_would_help(context, request->bytes))
-                        return block;
-        }
-        return take_behind_barrier(request);
+        if (cheap)
+                return take_behind_barrier(request);
+        gr_fence_look_for(context->fence, UINT64_MAX);
+        block = gr_source_take(request);
+        return block ? block : take_range_behind_dear_barrier(request);
+}
+
+static struct gr_block *take_cached(struct gr_source_request *request)
+{
+        uint64_t epoch;
+
+        if (!request->by_segments)
+                return take_cached_block(request);
+        epoch = gr_arena_fastbin_epoch(request->arena, request->bytes);
+        return epoch > 0 && !gr_fence_is_broken(request->context->fence) ? take_waiting_range(request, epoch)
+                                                                         : take_any_range(request);
 }
 
 /*
@@ -196,9 +222,7 @@ static int alloc(struct gr_context *context, size_t bytes, bool optional, gr_sou
         request = gr_source_request(context, bytes, allocate, arg);
         request.optional = optional;
         do {
-                block = NULL;
-                if (cached)
-                        block = request.by_segments ? take_from_segments(&request) : take_from_bins(&request);
+                block = cached ? take_cached(&request) : NULL;
                 if (!block) {
                         int rc = gr_source_fresh(&request, &block);
 
