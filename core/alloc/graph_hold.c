@@ -96,7 +96,7 @@ void gr_graph_hold_release(struct gr_graph_hold *hold)
 }
 
 /* Notes hold as that of block, which the caller owns, and which is in no list and has no hold. */
-static void own(struct gr_graph_hold *hold, struct gr_block *block)
+static void enter_hold(struct gr_graph_hold *hold, struct gr_block *block)
 {
         block->prev = NULL;
         atomic_store(&block->hold, hold->number);
@@ -108,7 +108,7 @@ void gr_graph_hold_add(struct gr_graph_hold *hold, uint64_t ptr)
 
         if (gr_block_claim(hold->core, ptr, &block))
                 return; /* its context has ended */
-        own(hold, block);
+        enter_hold(hold, block);
         if (!gr_ledger_hand_out(block, atomic_load(&block->requested_bytes)))
                 gr_block_uncharge_and_delete(block);
 }
@@ -174,7 +174,7 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
 }
 
 /* Whether a parked block serves the request. A small request gets no part of what is for large ones. */
-static bool serves(struct gr_block *block, const struct gr_context *context, size_t bytes)
+static bool parked_serves(struct gr_block *block, const struct gr_context *context, size_t bytes)
 {
         size_t most = bytes + bytes / LARGER_SHARE + GR_SEGMENTS_UNIT_BYTES;
 
@@ -195,7 +195,7 @@ static struct gr_block *best_parked(const struct gr_graph_hold *hold, const stru
 
         gr_assert_locked(&hold->core->holds_lock);
         DL_FOREACH (hold->parked, block) {
-                if ((!best || block->capacity_bytes < best->capacity_bytes) && serves(block, context, bytes))
+                if ((!best || block->capacity_bytes < best->capacity_bytes) && parked_serves(block, context, bytes))
                         best = block;
                 if (++looked_at == LOOK)
                         break;
@@ -277,7 +277,7 @@ struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_contex
                 block = take_shared(context, bytes);
         }
         if (block)
-                own(hold, block);
+                enter_hold(hold, block);
         else if (single_stream)
                 block = take_parked(hold, context, bytes);
         return block;

@@ -132,7 +132,7 @@ static void add_host(struct line *line, const struct gr_oom_report *report)
 }
 
 /* Freed memory that the GPU may still use: the only cached memory that would have come back otherwise. */
-static uint64_t quarantine(const struct gr_oom_report *report)
+static uint64_t quarantined_bytes(const struct gr_oom_report *report)
 {
         return gr_min(gr_fence_quarantine_bytes(report->context->fence), gr_budget_cached(report->context->device));
 }
@@ -151,7 +151,7 @@ static void add_help_own_limit(struct line *line, const struct gr_oom_report *re
 {
         struct gr_device *device = report->context->device;
         const struct gr_group *group = atomic_load(&device->group);
-        uint64_t least = atomic_load(&device->reserved_bytes) + report->need_bytes, waiting = quarantine(report);
+        uint64_t least = atomic_load(&device->reserved_bytes) + report->need_bytes, waiting = quarantined_bytes(report);
         uint64_t room = group ? group->room(group->arg) : GR_UNLIMITED;
 
         if (least <= atomic_load(&device->hard_bytes)) {
@@ -189,7 +189,7 @@ static void add_help_group(struct line *line, const struct gr_oom_report *report
 static void add_help_device(struct line *line, const struct gr_oom_report *report, const struct device_memory *memory)
 {
         uint64_t lack = report->need_bytes - gr_min(memory->free_bytes, report->need_bytes),
-                 waiting = quarantine(report);
+                 waiting = quarantined_bytes(report);
         uint64_t own = atomic_load(&report->context->device->reserved_bytes),
                  used = memory->total_bytes - memory->free_bytes;
 
@@ -220,7 +220,7 @@ void gr_oom_report(const struct gr_oom_report *report)
         enum gr_log_level level = report->limited ? GR_LOG_WARN : GR_LOG_INFO;
         gr_oom_find_origins *find_origins = atomic_load(&gr_oom_origins);
         struct line first = {.used = 0}, process = first, largest = first, origins = first, tried = first, help = first;
-        uint64_t now_ns = core->driver->now_ns(), waiting = quarantine(report), graphs, more;
+        uint64_t now_ns = core->driver->now_ns(), waiting = quarantined_bytes(report), graphs, more;
         struct device_memory memory = {0};
 
         if (!gr_log_enabled(level) || !gr_log_ratelimit(&limit, now_ns))

@@ -31,7 +31,8 @@ struct gr_source_request gr_source_request(struct gr_context *context, size_t by
                                           .by_segments = !allocate && gr_pool_kind_segments_serve(context, bytes)};
 }
 
-static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_source_request *request, bool may_be_larger)
+static __attribute__((noinline)) struct gr_block *take_from_any_bin(struct gr_source_request *request,
+                                                                    bool may_be_larger)
 {
         size_t bytes = request->bytes, at_most = SIZE_MAX;
         unsigned last = request->class;
@@ -70,7 +71,7 @@ GR_HOT_CODE static struct gr_block *take_from_cache(struct gr_source_request *re
                         return block;
                 /* The bins may still have one: from before segments served such requests, or of pitched memory. */
         }
-        return take_from_bins(request, may_be_larger);
+        return take_from_any_bin(request, may_be_larger);
 }
 
 GR_HOT_CODE struct gr_block *gr_source_take(struct gr_source_request *request)

@@ -356,7 +356,7 @@ static uint64_t return_cached(struct gr_core *core, uint64_t bytes, bool waited)
 }
 
 /* Holds unpin_lock: else two threads could each take a part of the returned bytes, and both would fail. */
-static int retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg), void *arg, bool waited)
+static int retry_locked(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg), void *arg, bool waited)
 {
         int rc;
 
@@ -378,12 +378,12 @@ int gr_pinned_retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *a
         }
         if (!gr_is_out_of_memory(rc) || atomic_load(&core->host->threshold_bytes) == 0)
                 return rc;
-        rc = retry(core, bytes, attempt, arg, false);
+        rc = retry_locked(core, bytes, attempt, arg, false);
         /* Where no event can be recorded, as during a capture, the host waits for the GPU by itself. */
         if (gr_is_out_of_memory(rc) && gr_budget_cached(core->host) > 0 &&
             gr_fence_close(core->process_fence) == -EBUSY &&
             gr_fence_sync_by(core->process_fence, core->driver->now_ns() + WAIT_NS) == 0)
-                rc = retry(core, bytes, attempt, arg, true);
+                rc = retry_locked(core, bytes, attempt, arg, true);
         return rc;
 }
 

@@ -44,7 +44,7 @@ static uint64_t unneeded_since_last(struct gr_context *context, unsigned kind)
 }
 
 /* Returns idle memory of a size class or of the segments, at most most_bytes. Returns the bytes that left the cache. */
-static uint64_t return_idle(struct gr_context *context, unsigned kind, uint64_t most_bytes)
+static uint64_t return_idle_of_kind(struct gr_context *context, unsigned kind, uint64_t most_bytes)
 {
         return kind == GR_DECAY_SEGMENTS ? gr_segments_trim_most(context, most_bytes)
                                          : gr_bins_trim_class(context, kind, most_bytes);
@@ -110,8 +110,8 @@ static void return_due(struct gr_context *context, unsigned steps)
                         uint64_t *unused = decay->unused_bytes[kind], gone;
 
                         while (unused[j] > 0 && left >= 512) {
-                                gone = return_idle(context, kind,
-                                                   (uint64_t)left < unused[j] ? (uint64_t)left : unused[j]);
+                                gone = return_idle_of_kind(context, kind,
+                                                           (uint64_t)left < unused[j] ? (uint64_t)left : unused[j]);
                                 if (gone == 0)
                                         break; /* the next block is larger than what is due, or waits for its fence */
                                 assert((double)gone <= left && gone <= unused[j]);

@@ -108,7 +108,7 @@ int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *recla
 }
 
 /* Counts and logs the end of a run, a failure where rc is not 0. Registry lock held. */
-static void judge(struct gr_core *core, struct gr_reclaimable_slot *slot, int rc)
+static void note_run(struct gr_core *core, struct gr_reclaimable_slot *slot, int rc)
 {
         gr_assert_locked(&core->registry->lock);
         assert(slot->failures < GR_RECLAIMABLE_PATIENCE); /* then it is left out, and counted anew */
@@ -150,7 +150,7 @@ static void run_slot(void *arg)
         if (slot->late && slot->entry)
                 gr_log(GR_LOG_INFO, "reclaimable %s: returned too late", slot->name);
         else if (slot->entry)
-                judge(slot->core, slot, rc);
+                note_run(slot->core, slot, rc);
         slot->runs++;
         slot->running = false;
         gr_unlock(&registry->lock);
@@ -201,7 +201,7 @@ GR_NOT_CHECKED static void call_slot(struct gr_core *core, struct gr_reclaimable
         } else if (!wait_for_run(core, slot, run, now_ns + limit_ns) && !patience_ns) {
                 slot->late = true;
                 if (slot->entry)
-                        judge(core, slot, -ETIMEDOUT);
+                        note_run(core, slot, -ETIMEDOUT);
         }
 }
 

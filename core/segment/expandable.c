@@ -291,7 +291,7 @@ static bool is_unused(const struct gr_segment *segment, const struct gr_page *ex
 }
 
 /* Cuts a free or stuck range at ptr; both parts keep the state. Returns the rest; NULL: out of memory. */
-static struct gr_range *part(struct gr_segments *segments, struct gr_range *range, uint64_t ptr)
+static struct gr_range *cut_at(struct gr_segments *segments, struct gr_range *range, uint64_t ptr)
 {
         bool is_free = range->state == GR_RANGE_FREE;
         struct gr_range *rest;
@@ -314,10 +314,10 @@ static struct gr_range *take_extent(struct gr_segments *segments, struct gr_segm
         uint64_t begin = gr_extent_ptr(segment, extent), end = begin + gr_extent_bytes(extent);
         struct gr_range *range = gr_range_at(segment, begin), *last = gr_range_at(segment, end - 1);
 
-        if (gr_range_end(last) > end && !part(segments, last, end))
+        if (gr_range_end(last) > end && !cut_at(segments, last, end))
                 return NULL;
         if (range->block.ptr < begin)
-                range = part(segments, range, begin);
+                range = cut_at(segments, range, begin);
         if (!range)
                 return NULL;
         if (range->state == GR_RANGE_FREE)

@@ -137,7 +137,7 @@ static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
  * Chooses the place that lacks the fewest pages. Looks at HOLES_LOOKED holes only, as other threads wait for the lock;
  * after that the end of the segment serves or, if that is full, any hole.
  */
-static bool choose(const struct gr_segment *segment, size_t bytes, struct place *best)
+static bool find_place(const struct gr_segment *segment, size_t bytes, struct place *best)
 {
         struct gr_block *block;
         unsigned looked = 0;
@@ -157,7 +157,8 @@ static bool choose(const struct gr_segment *segment, size_t bytes, struct place 
 }
 
 /* Cuts a free range or hole, in no list, after bytes. One part enters its list again, the other one is returned. */
-static struct gr_range *cut(struct gr_segments *segments, struct gr_range *range, uint64_t bytes, bool keep_front)
+static struct gr_range *cut_unlisted(struct gr_segments *segments, struct gr_range *range, uint64_t bytes,
+                                     bool keep_front)
 {
         struct gr_range *rest = gr_range_cut(range, bytes);
 
@@ -176,7 +177,7 @@ static struct gr_range *claim_place(struct gr_segments *segments, const struct p
         gr_assert_range_locked(range);
         unlist_range(segments, range);
         if (range->block.ptr < place->at) {
-                after = cut(segments, range, place->at - range->block.ptr, false);
+                after = cut_unlisted(segments, range, place->at - range->block.ptr, false);
                 if (!after) {
                         list_range(segments, range);
                         return NULL;
@@ -207,7 +208,7 @@ static struct gr_range *claim_place(struct gr_segments *segments, const struct p
 /*
  * Widens the place until least_bytes are to be mapped for it, but not past the hole that it ends in. Returns its bytes.
  */
-static size_t widen(struct place *place, size_t bytes, uint64_t least_bytes)
+static size_t widen_place(struct place *place, size_t bytes, uint64_t least_bytes)
 {
         uint64_t end = place->at + bytes, stop;
         const struct gr_range *last = place->range;
@@ -412,11 +413,11 @@ static int choose_place(struct gr_context *context, enum gr_expandable_kind kind
         }
         gr_segments_free_usable(context);
         gr_remap_collect(context);
-        if (!segments->expandable[kind] || !choose(segments->expandable[kind], bytes, &place)) {
+        if (!segments->expandable[kind] || !find_place(segments->expandable[kind], bytes, &place)) {
                 rc = -ENOSPC;
         } else {
                 uint64_t needed_bytes = place.hole_bytes;
-                size_t place_bytes = least_bytes > 0 ? widen(&place, bytes, least_bytes) : bytes;
+                size_t place_bytes = least_bytes > 0 ? widen_place(&place, bytes, least_bytes) : bytes;
 
                 growth->range = claim_place(segments, &place, place_bytes);
                 growth->lack_bytes = place.hole_bytes;

@@ -73,7 +73,7 @@ bool gr_fit_opens_large(const struct gr_range *range, uint64_t at, size_t bytes)
 }
 
 /* Compares one place with the best so far. True: no better one is possible. */
-static inline bool weigh_place(struct search *search, struct gr_range *range, uint64_t at)
+static inline bool weigh_fit(struct search *search, struct gr_range *range, uint64_t at)
 {
         struct fit fit = {.range = range, .at = at, .usable = range->block.freed_epoch <= search->usable_epoch};
 
@@ -92,10 +92,10 @@ static inline bool weigh_range(struct search *search, struct gr_range *range)
 {
         uint64_t ptr = range->block.ptr, page = gr_round_up(ptr, GR_PAGE_BYTES);
 
-        return (page != ptr && range->segment->pages && !range->segment->small && weigh_place(search, range, page)) ||
-               weigh_place(search, range, ptr) ||
+        return (page != ptr && range->segment->pages && !range->segment->small && weigh_fit(search, range, page)) ||
+               weigh_fit(search, range, ptr) ||
                (range->block.capacity_bytes > search->bytes &&
-                weigh_place(search, range, gr_range_end(range) - search->bytes));
+                weigh_fit(search, range, gr_range_end(range) - search->bytes));
 }
 
 GR_HOT_CODE struct gr_range *gr_fit_find(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,

@@ -43,7 +43,7 @@ static bool are_busy(const struct gr_segments *segments)
         return false;
 }
 
-static bool differs(const struct gr_segments *segments, bool in_graphs)
+static bool any_differs(const struct gr_segments *segments, bool in_graphs)
 {
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
                 if (segments->expandable[kind] && segments->expandable[kind]->in_graphs != in_graphs)
@@ -60,7 +60,7 @@ GR_NOT_CHECKED static void wait_for_busy(struct gr_context *context, bool in_gra
         struct gr_segments *segments = context->segments;
 
         gr_assert_locked(&segments->lock);
-        while (differs(segments, in_graphs) && are_busy(segments)) {
+        while (any_differs(segments, in_graphs) && are_busy(segments)) {
                 gr_unlock(&segments->lock);
                 context->core->driver->sleep_ns(BUSY_PAUSE_NS);
                 gr_lock(&segments->lock);
@@ -136,7 +136,7 @@ static bool is_last(const struct gr_range *range)
 }
 
 /* The best fit; the last range of a segment only where nothing else serves (docs/measurements.md, graph-moves). */
-static struct gr_range *best(const struct gr_free_lists *lists, size_t bytes, uint64_t usable_epoch)
+static struct gr_range *best_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t usable_epoch)
 {
         struct gr_range *first = gr_range_best(lists, bytes, usable_epoch, UINT64_MAX), *range = first;
         unsigned looked_at = 0;
@@ -163,7 +163,7 @@ struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes
         wait_for_busy(context, true);
         recount_all(context, TO_GRAPHS);
         gr_segments_free_usable(context);
-        range = best(lists, bytes, gr_fence_usable_epoch(context->fence));
+        range = best_fit(lists, bytes, gr_fence_usable_epoch(context->fence));
         if (range) {
                 gr_range_leave(segments, range);
                 block = gr_segments_carve(context, range, bytes);

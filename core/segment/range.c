@@ -220,8 +220,8 @@ GR_HOT_CODE void gr_range_swallow(struct gr_range *range, struct gr_range *after
         structure_give(range->block.context->segments, after);
 }
 
-/* Whether a range that becomes free is merged with this adjacent one, which then leaves its list. */
-static inline bool joins(struct gr_segments *segments, struct gr_range *adjacent, struct gr_block **freed)
+/* Takes this adjacent range out of its list if one that becomes free is merged with it. False: it is not. */
+static inline bool leave_to_merge(struct gr_segments *segments, struct gr_range *adjacent, struct gr_block **freed)
 {
         if (!adjacent)
                 return false;
@@ -237,9 +237,9 @@ static inline bool joins(struct gr_segments *segments, struct gr_range *adjacent
 /* Frees range and merges it with adjacent ones; freed: the list of other ranges that are becoming free. */
 static void free_among(struct gr_segments *segments, struct gr_range *range, struct gr_block **freed)
 {
-        while (joins(segments, range->after, freed))
+        while (leave_to_merge(segments, range->after, freed))
                 gr_range_swallow(range, range->after);
-        while (joins(segments, range->before, freed)) {
+        while (leave_to_merge(segments, range->before, freed)) {
                 range = range->before;
                 gr_range_swallow(range, range->after);
         }

@@ -34,9 +34,9 @@
 
 #define BARRIER_SHARE 64  /* 1/64 of the peak of live memory: if less waits, a barrier is not worth its cost */
 #define SLIGHT_SHARE  256 /* 1/256 of it: a request for less is served by what needs no barrier */
-#define BUSY_PAUSE_NS UINT64_C(20000)
-#define QUEUE_LOOK    64 /* waiting ranges looked at before a barrier is laid for one */
-#define SEGMENT_TIMES 4  /* a segment that serves a request is at most four times as large */
+#define BUSY_PAUSE_NS UINT64_C(20000) /* between two looks at whether threads are still in calls of the driver */
+#define QUEUE_LOOK    64              /* waiting ranges looked at before a barrier is laid for one */
+#define SEGMENT_TIMES 4               /* a segment that serves a request is at most four times as large */
 
 void gr_segments_init(struct gr_context *context)
 {
@@ -156,8 +156,8 @@ static size_t range_bytes(size_t bytes)
         return gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES);
 }
 
-/* Whether freed ranges may go into fastbins. Any lock may be held. */
-static bool fits_fastbin(struct gr_context *context)
+/* Whether freed ranges may go into fastbins at all. Any lock may be held. */
+static bool has_fastbins(struct gr_context *context)
 {
         return context->core->config.pool == GR_POOL_AUTO && !atomic_load(&context->fastbins_closed);
 }
@@ -168,9 +168,12 @@ static uint64_t most_segment_bytes(size_t bytes)
         return gr_round_up(SEGMENT_TIMES * bytes, GR_PAGE_BYTES);
 }
 
-/* A free range for the request, from *ret_at on, freed by the end of last_epoch; NULL: there is none. */
-GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes, enum gr_segments_from from,
-                                        uint64_t last_epoch, uint64_t *ret_at)
+/*
+ * A free range for the request, freed by the end of last_epoch; NULL: there is none. *ret_at: the address in it at
+ * which the block is to begin; 0: its beginning.
+ */
+GR_HOT_CODE static struct gr_range *find_fit(struct gr_context *context, size_t bytes, enum gr_segments_from from,
+                                             uint64_t last_epoch, uint64_t *ret_at)
 {
         struct gr_segments *segments = context->segments;
         bool small = gr_is_small(bytes);
@@ -179,7 +182,7 @@ GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes
         struct gr_range *range;
 
         gr_assert_locked(&segments->lock);
-        *ret_at = 0; /* the beginning of the range */
+        *ret_at = 0;
         range = gr_fit_find(lists, bytes, last_epoch, most, ret_at);
         if (!range && !small && from != GR_SEGMENTS_FROM_USED) {
                 range = gr_range_best(&segments->free[GR_FREE_WHOLE], bytes, last_epoch, UINT64_MAX);
@@ -231,7 +234,8 @@ struct gr_block *gr_segments_take_usable(struct gr_context *context, size_t byte
                 return NULL;
         gr_lock(&segments->lock);
         gr_segments_free_usable(context);
-        range = fit(context, range_bytes(bytes), GR_SEGMENTS_FROM_CLOSE, gr_fence_usable_epoch(context->fence), &at);
+        range = find_fit(context, range_bytes(bytes), GR_SEGMENTS_FROM_CLOSE, gr_fence_usable_epoch(context->fence),
+                         &at);
         if (range)
                 block = take_from(context, range, at, range_bytes(bytes));
         gr_unlock(&segments->lock);
@@ -251,11 +255,11 @@ GR_HOT_CODE struct gr_block *gr_segments_take(struct gr_context *context, size_t
         gr_lock(&segments->lock);
         gr_segments_free_usable(context);
         if (is_slight(context, bytes))
-                range = fit(context, bytes, from, gr_fence_usable_epoch(fence), &at);
+                range = find_fit(context, bytes, from, gr_fence_usable_epoch(fence), &at);
         if (!range)
-                range = fit(context, bytes, from, UINT64_MAX, &at);
+                range = find_fit(context, bytes, from, UINT64_MAX, &at);
         if (!range && gr_segments_merge_fastbins(context))
-                range = fit(context, bytes, from, UINT64_MAX, &at);
+                range = find_fit(context, bytes, from, UINT64_MAX, &at);
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
                 uint64_t epoch = range->block.freed_epoch, changes = segments->changes;
 
@@ -266,7 +270,7 @@ GR_HOT_CODE struct gr_block *gr_segments_take(struct gr_context *context, size_t
                 }
                 if (segments->changes != changes ||
                     !gr_fence_usable(fence, epoch)) /* else the range found first serves */
-                        range = fit(context, bytes, from, gr_fence_usable_epoch(fence), &at);
+                        range = find_fit(context, bytes, from, gr_fence_usable_epoch(fence), &at);
         }
         if (range)
                 block = take_from(context, range, at, bytes);
@@ -312,7 +316,7 @@ bool gr_segments_would_help(struct gr_context *context, size_t bytes)
  * And at least GR_FENCE_CLOSE_BYTES: with less, the epoch may still be open. The barrier would close it behind a kernel
  * that was launched after the frees, and that may wait for what the program launches next. Lock not held.
  */
-static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
+static struct gr_block *take_instead_of_growing(struct gr_context *context, size_t bytes)
 {
         struct gr_segments *segments = context->segments;
         uint64_t least = gr_max(atomic_load(&context->device->peak_live_bytes) / BARRIER_SHARE, GR_FENCE_CLOSE_BYTES);
@@ -341,7 +345,7 @@ int gr_segments_grow(struct gr_context *context, size_t bytes, struct gr_block *
         struct gr_segments *segments = context->segments;
         uint64_t segment_bytes = gr_round_up(bytes, GR_PAGE_BYTES), begin_ns;
         struct gr_segment *segment;
-        struct gr_block *block = take_behind_barrier(context, bytes);
+        struct gr_block *block = take_instead_of_growing(context, bytes);
         bool room;
         int rc;
 
@@ -463,25 +467,28 @@ static bool begin_unstick(struct gr_context *context, struct gr_segment *segment
 }
 
 /* From now on no freed range goes into a fastbin, and none lies in one. Lock not held. */
-static void end_fastbins(struct gr_context *context)
+static void close_fastbins(struct gr_context *context)
 {
-        bool ends = fits_fastbin(context);
+        bool closes = has_fastbins(context);
 
-        if (ends)
+        if (closes)
                 gr_arenas_quiesce(context); /* blocks handed out before must not go into fastbins any more */
         gr_lock(&context->segments->lock);
         atomic_store(&context->fastbins_closed, true);
         gr_segments_merge_fastbins(context);
         gr_unlock(&context->segments->lock);
-        if (ends)
+        if (closes)
                 gr_arenas_resume(context);
 }
 
-/* Whether a freed block goes into a fastbin of arena. Where they are full, they are emptied. */
-static bool goes_into_fastbin(struct gr_arena *arena, struct gr_block *block)
+/*
+ * Whether a freed block may go into a fastbin of arena. Where they are full they are emptied for the next blocks; this
+ * one may not.
+ */
+static bool make_room_in_fastbin(struct gr_arena *arena, struct gr_block *block)
 {
         gr_assert_locked(&arena->context->segments->lock);
-        if (block->flags & GR_BLOCK_GRAPH || gr_block_state(block) == GR_BLOCK_GONE || !fits_fastbin(block->context))
+        if (block->flags & GR_BLOCK_GRAPH || gr_block_state(block) == GR_BLOCK_GONE || !has_fastbins(block->context))
                 return false;
         if (gr_arena_fastbins_have_room(arena, block->capacity_bytes))
                 return true;
@@ -493,8 +500,8 @@ static bool goes_into_fastbin(struct gr_arena *arena, struct gr_block *block)
  * Frees a range that left the ledger. Returns its segment if that is no longer in the list and has to go back, by
  * free_segment; else NULL. *ret_at_once: as begin_unstick returns.
  */
-static struct gr_segment *free_range(struct gr_context *context, struct gr_range *range, unsigned flags,
-                                     bool *ret_at_once)
+static struct gr_segment *free_past_fastbins(struct gr_context *context, struct gr_range *range, unsigned flags,
+                                             bool *ret_at_once)
 {
         struct gr_segment *segment = range->segment;
         uint64_t ptr = range->block.ptr, last = gr_range_end(range) - 1;
@@ -525,9 +532,9 @@ GR_HOT_CODE int gr_segments_put(struct gr_block *block, uint64_t epoch, unsigned
 
         assert(block->flags & GR_BLOCK_RANGE && !gr_block_has_home(block));
         if (epoch == GR_SEGMENTS_NEVER)
-                end_fastbins(context);
+                close_fastbins(context);
         gr_lock(&segments->lock);
-        fastbin = !(flags & GR_SEGMENTS_PUT_BY_DRIVER) && goes_into_fastbin(arena, block);
+        fastbin = !(flags & GR_SEGMENTS_PUT_BY_DRIVER) && make_room_in_fastbin(arena, block);
         if (!fastbin && gr_ledger_make_gone(context->core->ledger, block) == GR_BLOCK_GONE) {
                 gr_unlock(&segments->lock);
                 gr_block_delete(range);
@@ -547,7 +554,7 @@ GR_HOT_CODE int gr_segments_put(struct gr_block *block, uint64_t epoch, unsigned
                 if (fastbin)
                         gr_arena_enter_fastbin(arena, block);
                 else
-                        gone = free_range(context, range, flags, &at_once);
+                        gone = free_past_fastbins(context, range, flags, &at_once);
         }
         gr_unlock(&segments->lock);
         if (at_once)

@@ -28,7 +28,7 @@ static uint64_t limit_bytes(enum gr_option_id id, CUdevice dev, uint64_t total_b
 }
 
 /* The limit on spilled memory, which the host has: the device's size is no bound, only a percentage refers to it. */
-static uint64_t spill(CUdevice dev, uint64_t total_bytes)
+static uint64_t spill_limit(CUdevice dev, uint64_t total_bytes)
 {
         const struct gr_size *size = gr_size_list_get(&gr_options.spill, dev);
 
@@ -57,7 +57,7 @@ struct gr_device *gr_device_get(CUdevice dev)
                 gr_budget_set_limit(device, GR_LIMIT_SOFT, limit_bytes(GR_OPTION_SOFT_LIMIT, dev, total_bytes));
                 gr_budget_set_limit(device, GR_LIMIT_THRESHOLD,
                                     limit_bytes(GR_OPTION_RELEASE_THRESHOLD, dev, total_bytes));
-                atomic_store(&device->spill_bytes, spill(dev, total_bytes));
+                atomic_store(&device->spill_bytes, spill_limit(dev, total_bytes));
                 atomic_store(&device->total_bytes, total_bytes);
                 device->integrated = gr_real.cuDeviceGetAttribute &&
                                      gr_real.cuDeviceGetAttribute(&integrated, CU_DEVICE_ATTRIBUTE_INTEGRATED, dev) ==

@@ -211,7 +211,7 @@ bool gr_captures_have_objects(void)
  * Lock held. Counts the captures because of which the driver would refuse an allocation of the calling thread, whose
  * mode is given, and finds the first of them.
  */
-static GR_HELD(capturing_lock) unsigned refusing(CUstreamCaptureMode mode, struct gr_capture **ret_first)
+static GR_HELD(capturing_lock) unsigned count_refusing(CUstreamCaptureMode mode, struct gr_capture **ret_first)
 {
         unsigned count = 0;
 
@@ -239,7 +239,7 @@ bool gr_captures_refuse(void)
                 return false;
         mode = gr_operations_capture_mode();
         gr_lock(&capturing_lock);
-        refuse = refusing(mode, &first) > 0;
+        refuse = count_refusing(mode, &first) > 0;
         gr_unlock(&capturing_lock);
         return refuse;
 }
@@ -252,7 +252,7 @@ bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_
         bool shared = gr_core.config.graph_arena == GR_GRAPH_SHARED, single_stream = false, served;
 
         gr_lock(&capturing_lock);
-        if (refusing(mode, &first) == 1) {
+        if (count_refusing(mode, &first) == 1) {
                 if (!first->hold && shared)
                         first->hold = gr_graph_hold_new(&gr_core, context);
                 hold = (shared ? first->unordered : first->forked) ? NULL : first->hold;
@@ -309,7 +309,7 @@ void gr_captures_hold(uint64_t ptr)
         unsigned count;
 
         gr_lock(&capturing_lock);
-        count = refusing(mode, &first);
+        count = count_refusing(mode, &first);
         if (count == 1 && !first->hold)
                 first->hold = gr_graph_hold_new(&gr_core, NULL);
         /* With several captures it is not known which of their graphs uses the block. */

@@ -346,54 +346,56 @@ GR_EXPORT CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value)
         return result;
 }
 
-static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
+static CUresult note_created(CUresult result, CUcontext *context, CUdevice dev)
 {
         return note_context(result, context, dev, true);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
 {
-        return made(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate, context, flags, dev)), context, dev);
+        return note_created(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate, context, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev)
 {
-        return made(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate_v2, context, flags, dev)), context, dev);
+        return note_created(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate_v2, context, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count,
                                           unsigned int flags, CUdevice dev)
 {
-        return made(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate_v3, context, params, count, flags, dev)), context, dev);
+        return note_created(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate_v3, context, params, count, flags, dev)), context,
+                            dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags,
                                           CUdevice dev)
 {
-        return made(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate_v4, context, params, flags, dev)), context, dev);
+        return note_created(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate_v4, context, params, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
 {
-        return made(GR_WITH_ROOM(dev, GR_REAL(cuGLCtxCreate, context, flags, dev)), context, dev);
+        return note_created(GR_WITH_ROOM(dev, GR_REAL(cuGLCtxCreate, context, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev)
 {
-        return made(GR_WITH_ROOM(dev, GR_REAL(cuGLCtxCreate_v2, context, flags, dev)), context, dev);
+        return note_created(GR_WITH_ROOM(dev, GR_REAL(cuGLCtxCreate_v2, context, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev, uint32_t vdp_device,
                                             void *vdp_get_proc_address)
 {
-        return made(GR_WITH_ROOM(dev, GR_REAL(cuVDPAUCtxCreate, context, flags, dev, vdp_device, vdp_get_proc_address)),
-                    context, dev);
+        return note_created(
+                GR_WITH_ROOM(dev, GR_REAL(cuVDPAUCtxCreate, context, flags, dev, vdp_device, vdp_get_proc_address)),
+                context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev,
                                                uint32_t vdp_device, void *vdp_get_proc_address)
 {
-        return made(
+        return note_created(
                 GR_WITH_ROOM(dev, GR_REAL(cuVDPAUCtxCreate_v2, context, flags, dev, vdp_device, vdp_get_proc_address)),
                 context, dev);
 }

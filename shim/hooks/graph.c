@@ -403,7 +403,7 @@ static int attempt_known(void *arg)
         return rc;
 }
 
-static CUresult submit(struct request request)
+static CUresult submit_graph(struct request request)
 {
         struct gr_context *context;
         uint64_t now = atomic_load(&gr_graph_memory_trims);
@@ -451,8 +451,8 @@ static CUresult submit(struct request request)
         return request.result;
 }
 
-static CUresult launch(CUgraphExec exec, CUstream stream, enum gr_null_stream null_stream,
-                       __typeof__(cuGraphLaunch) *real)
+static CUresult launch_graph(CUgraphExec exec, CUstream stream, enum gr_null_stream null_stream,
+                             __typeof__(cuGraphLaunch) *real)
 {
         GR_PASS_GATE;
         const struct request request = {
@@ -460,40 +460,40 @@ static CUresult launch(CUgraphExec exec, CUstream stream, enum gr_null_stream nu
 
         gr_submit_begin(stream, null_stream);
         if (!gr_stream_graph_begins())
-                return submit(request);
+                return submit_graph(request);
         GR_NO_CANCEL; /* gr_stream_graph_began must follow */
-        return gr_stream_graph_began(submit(request));
+        return gr_stream_graph_began(submit_graph(request));
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
-        return launch(exec, stream, GR_NULL_LEGACY, gr_real.cuGraphLaunch);
+        return launch_graph(exec, stream, GR_NULL_LEGACY, gr_real.cuGraphLaunch);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
-        return launch(exec, stream, GR_NULL_PER_THREAD, gr_real.cuGraphLaunch_ptsz);
+        return launch_graph(exec, stream, GR_NULL_PER_THREAD, gr_real.cuGraphLaunch_ptsz);
 }
 
-static CUresult upload(CUgraphExec exec, CUstream stream, enum gr_null_stream null_stream,
-                       __typeof__(cuGraphUpload) *real)
+static CUresult upload_graph(CUgraphExec exec, CUstream stream, enum gr_null_stream null_stream,
+                             __typeof__(cuGraphUpload) *real)
 {
         GR_PASS_GATE;
-        return submit((struct request){.exec = exec, .stream = stream, .real = real, .null_stream = null_stream});
+        return submit_graph((struct request){.exec = exec, .stream = stream, .real = real, .null_stream = null_stream});
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
-        return upload(exec, stream, GR_NULL_LEGACY, gr_real.cuGraphUpload);
+        return upload_graph(exec, stream, GR_NULL_LEGACY, gr_real.cuGraphUpload);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
-        return upload(exec, stream, GR_NULL_PER_THREAD, gr_real.cuGraphUpload_ptsz);
+        return upload_graph(exec, stream, GR_NULL_PER_THREAD, gr_real.cuGraphUpload_ptsz);
 }
 
 /* An instantiation, by the one of the first three fields that is not NULL. */
@@ -521,7 +521,7 @@ static int attempt_instantiation(void *arg)
         return gr_errno_of(of->result);
 }
 
-static CUresult instantiate(struct instantiation *of)
+static CUresult instantiate_graph(struct instantiation *of)
 {
         GR_PASS_GATE;
         struct gr_context *context = NULL;
@@ -551,30 +551,30 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, 
                                               size_t bytes)
 {
         gr_shim_ready();
-        return instantiate(&(struct instantiation){.first = gr_real.cuGraphInstantiate,
-                                                   .exec = exec,
-                                                   .graph = graph,
-                                                   .error = error,
-                                                   .log = log,
-                                                   .log_bytes = bytes});
+        return instantiate_graph(&(struct instantiation){.first = gr_real.cuGraphInstantiate,
+                                                         .exec = exec,
+                                                         .graph = graph,
+                                                         .error = error,
+                                                         .log = log,
+                                                         .log_bytes = bytes});
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log,
                                                  size_t bytes)
 {
         gr_shim_ready();
-        return instantiate(&(struct instantiation){.first = gr_real.cuGraphInstantiate_v2,
-                                                   .exec = exec,
-                                                   .graph = graph,
-                                                   .error = error,
-                                                   .log = log,
-                                                   .log_bytes = bytes});
+        return instantiate_graph(&(struct instantiation){.first = gr_real.cuGraphInstantiate_v2,
+                                                         .exec = exec,
+                                                         .graph = graph,
+                                                         .error = error,
+                                                         .log = log,
+                                                         .log_bytes = bytes});
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
 {
         gr_shim_ready();
-        return instantiate(&(struct instantiation){
+        return instantiate_graph(&(struct instantiation){
                 .with_flags = gr_real.cuGraphInstantiateWithFlags, .exec = exec, .graph = graph, .flags = flags});
 }
 
@@ -589,16 +589,16 @@ static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_IN
 
         if (!gr_shim_ready() || !gr_graph_memory_in_use() || !params || !real_upload ||
             !(params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD))
-                return instantiate(&of);
+                return instantiate_graph(&of);
         without = *params;
         without.flags &= ~(cuuint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
         of.params = &without;
-        result = instantiate(&of);
+        result = instantiate_graph(&of);
         params->hErrNode_out = without.hErrNode_out;
         params->result_out = without.result_out;
         if (result != CUDA_SUCCESS)
                 return result;
-        result = upload(*exec, params->hUploadStream, null_stream, real_upload);
+        result = upload_graph(*exec, params->hUploadStream, null_stream, real_upload);
         if (result != CUDA_SUCCESS) {
                 cuGraphExecDestroy(*exec);
                 params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;

@@ -107,7 +107,7 @@ GR_HELD(lock) static bool correct_pool(struct pool *pool, uint64_t precharged_by
 }
 
 /* Lock held. NULL: not in the table. */
-GR_HELD(lock) static struct pool *known(CUmemoryPool handle)
+GR_HELD(lock) static struct pool *find_pool(CUmemoryPool handle)
 {
         struct pool *pool;
 
@@ -120,7 +120,7 @@ GR_HELD(lock) static struct pool *known(CUmemoryPool handle)
 GR_HELD(lock) static struct pool *remember_pool(CUmemoryPool handle, struct gr_device *device, enum gr_memory_kind kind)
 {
         static uint64_t last_number;
-        struct pool *pool = known(handle);
+        struct pool *pool = find_pool(handle);
 
         gr_assert_locked(&lock);
         assert(device && (device == gr_core.host) == (kind == GR_MEMORY_HOST));
@@ -311,7 +311,7 @@ static int attempt_from_pool(void *arg)
         if (!request->limited)
                 return gr_errno_of(call_driver(request));
         gr_lock(&lock);
-        pool = known(request->pool);
+        pool = find_pool(request->pool);
         rc = pool ? attempt_limited(request, pool) : gr_errno_of(call_driver(request));
         gr_unlock(&lock);
         return rc;
@@ -396,7 +396,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
         if (device)
                 remember_default(device); /* the program may pass the handle of the default pool */
         gr_lock(&lock);
-        found = known(pool);
+        found = find_pool(pool);
         request.limited = found && gr_budget_limited(found->device);
         device = found ? found->device : NULL;
         managed = found && found->kind == GR_MEMORY_MANAGED;
@@ -560,7 +560,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
                 return GR_REAL(cuMemPoolDestroy, handle);
         /* Locked during the call: as soon as it returns, a new pool may get the same handle. */
         gr_lock(&lock);
-        pool = known(handle);
+        pool = find_pool(handle);
         gr_lock(&frees_lock);
         if (pool) {
                 /* After the trim, what is reserved is what the program has, whatever the driver counts as used. */
@@ -623,7 +623,7 @@ static uint64_t orphan_of(CUdeviceptr ptr, int *ret_device)
             !is_pooled(ptr, &handle, ret_device, &bytes))
                 return 0;
         gr_lock(&lock);
-        if (known(handle))
+        if (find_pool(handle))
                 bytes = 0;
         gr_unlock(&lock);
         return bytes;
@@ -699,7 +699,7 @@ CUresult gr_stream_ordered_free(CUdeviceptr ptr)
         if (!atomic_load_explicit(&pools_seen, memory_order_relaxed) || !is_pooled(ptr, &handle, &device, &bytes))
                 return GR_REAL(cuMemFree_v2, ptr);
         gr_lock(&lock);
-        pool = known(handle);
+        pool = find_pool(handle);
         if (pool) {
                 before = amount_used(pool, 0);
                 number = pool->number;
@@ -709,7 +709,7 @@ CUresult gr_stream_ordered_free(CUdeviceptr ptr)
         if (result != CUDA_SUCCESS)
                 return result;
         gr_lock(&lock);
-        pool = known(handle);
+        pool = find_pool(handle);
         if (pool && pool->number != number) /* the pool has been destroyed, and another one has its handle */
                 pool = NULL;
         /* Allocations and frees of other threads may hide this, so one observation is enough for all later frees. */
@@ -746,7 +746,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_byte
         result = GR_REAL(cuMemPoolTrimTo, handle, keep_bytes);
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
                 gr_lock(&lock);
-                pool = known(handle);
+                pool = find_pool(handle);
                 if (pool)
                         correct_pool(pool, 0);
                 gr_unlock(&lock);
@@ -767,7 +767,7 @@ GR_HELD(lock) static void correct_pools(struct gr_device *device, bool trim)
         }
 }
 
-static void refresh_device(struct gr_device *device, bool trim)
+static void correct_device_pools(struct gr_device *device, bool trim)
 {
         GR_NO_CANCEL;
         CUstreamCaptureMode mode = gr_operations_relax_captures();
@@ -782,13 +782,13 @@ static void refresh_device(struct gr_device *device, bool trim)
 void gr_stream_ordered_refresh(struct gr_device *device)
 {
         if (atomic_load_explicit(&pools_seen, memory_order_relaxed) || gr_graph_memory_in_use())
-                refresh_device(device, false);
+                correct_device_pools(device, false);
 }
 
 void gr_stream_ordered_trim(struct gr_device *device)
 {
         remember_default(device);
-        refresh_device(device, true);
+        correct_device_pools(device, true);
 }
 
 void gr_stream_ordered_trim_host(void)

@@ -84,7 +84,7 @@ GR_HELD(gr_mappings) static bool enter_table(struct memory *memory)
 }
 
 /* Lock held. */
-GR_HELD(gr_mappings) static void forget_if_unused(struct memory *memory)
+GR_HELD(gr_mappings) static void forget_unused(struct memory *memory)
 {
         gr_assert_locked(&gr_mappings);
         if (memory->refs > 0 || memory->maps > 0)
@@ -92,7 +92,7 @@ GR_HELD(gr_mappings) static void forget_if_unused(struct memory *memory)
         if (memory->of) {
                 assert(memory->of->maps > 0 && !memory->of->of);
                 memory->of->maps--;
-                forget_if_unused(memory->of); /* that entry has no `of` itself, so this recursion is one level deep */
+                forget_unused(memory->of); /* that entry has no `of` itself, so this recursion is one level deep */
         } else {
                 gr_budget_uncharge(memory->device, memory->kind, memory->bytes);
         }
@@ -180,7 +180,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         if (stale) {
                 HASH_DEL(memories, stale);
                 stale->refs = 0;
-                forget_if_unused(stale);
+                forget_unused(stale);
         }
         if (enter_table(memory)) {
                 *handle = request.handle;
@@ -210,25 +210,25 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
                 assert(memory->refs > 0); /* as it is in the table */
                 if (--memory->refs == 0)
                         HASH_DEL(memories, memory);
-                forget_if_unused(memory);
+                forget_unused(memory);
         }
         gr_unlock(&gr_mappings);
         return result;
 }
 
 /* Lock held. */
-GR_HELD(gr_mappings) static void unmapped(struct mapping *mapping)
+GR_HELD(gr_mappings) static void remove_mapping(struct mapping *mapping)
 {
         gr_assert_locked(&gr_mappings);
         assert(mapping->memory->maps > 0);
         HASH_DEL(mappings, mapping);
         mapping->memory->maps--;
-        forget_if_unused(mapping->memory);
+        forget_unused(mapping->memory);
         free(mapping);
 }
 
 /* Lock held. Enters what the driver has mapped at base. False: out of memory. */
-GR_HELD(gr_mappings) static bool mapped(struct memory *memory, CUdeviceptr base, size_t bytes)
+GR_HELD(gr_mappings) static bool enter_mapping(struct memory *memory, CUdeviceptr base, size_t bytes)
 {
         struct mapping *mapping = calloc(1, sizeof(*mapping)), *stale;
 
@@ -244,7 +244,7 @@ GR_HELD(gr_mappings) static bool mapped(struct memory *memory, CUdeviceptr base,
         }
         memory->maps++;
         if (stale)
-                unmapped(stale);
+                remove_mapping(stale);
         import_mapped(memory, bytes);
         return true;
 }
@@ -262,7 +262,7 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
         result = GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
         GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find_memory(handle) : NULL;
-        if (memory && !mapped(memory, base, bytes)) { /* no entry for it: its unmapping would not be noticed */
+        if (memory && !enter_mapping(memory, base, bytes)) { /* no entry for it: its unmapping would not be noticed */
                 gr_real.cuMemUnmap(base, bytes);
                 result = CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -292,14 +292,14 @@ GR_HELD(gr_mappings) static void range_unmapped(CUdeviceptr base, size_t bytes)
                 if (!mapping)
                         break;
                 at += mapping->bytes;
-                unmapped(mapping);
+                remove_mapping(mapping);
         }
         if (at - base >= bytes)
                 return;
         /* The range has a hole, or a mapping that is not in the table: search all mappings. */
         HASH_ITER (hh, mappings, mapping, tmp)
                 if (mapping->base - base < bytes)
-                        unmapped(mapping);
+                        remove_mapping(mapping);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
@@ -367,7 +367,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
  * A new entry for imported memory, not in the table; NULL: the memory is not on a device, or the host has no memory for
  * the entry.
  */
-static struct memory *imported(CUmemGenericAllocationHandle handle, void *os_handle, CUmemAllocationHandleType type)
+static struct memory *new_import(CUmemGenericAllocationHandle handle, void *os_handle, CUmemAllocationHandleType type)
 {
         CUmemAllocationProp prop;
         struct gr_device *device;
@@ -404,7 +404,7 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
         gr_ipc_begin_sharing();
-        fresh = imported(*handle, os_handle, type);
+        fresh = new_import(*handle, os_handle, type);
         gr_lock(&gr_mappings);
         if (fresh && enter_table(fresh))
                 fresh = NULL;

@@ -112,7 +112,7 @@ static __attribute__((noinline)) bool grow(_Atomic size_t *room, size_t begin, s
 }
 
 /* For struct gr_stack_file. */
-static struct gr_origins_record *append(size_t bytes)
+static struct gr_origins_record *append_record(size_t bytes)
 {
         size_t begin = atomic_load_explicit(&header->records_bytes, memory_order_relaxed);
         struct gr_origins_record *record = (void *)((char *)header + begin);
@@ -124,7 +124,7 @@ static struct gr_origins_record *append(size_t bytes)
         return record;
 }
 
-static uint32_t commit(struct gr_origins_record *record)
+static uint32_t commit_record(struct gr_origins_record *record)
 {
         size_t begin = (size_t)((char *)record - (char *)header);
 
@@ -149,7 +149,7 @@ static uint64_t random_word(void)
  * Bytes until the next sample: of an exponential distribution, so that each byte has the same chance whatever came
  * before. Drawn by von Neumann's method, which only compares random numbers: it looks how long a row of them falls.
  */
-static int64_t draw(void)
+static int64_t draw_gap(void)
 {
         for (uint64_t whole = 0;; whole++) {
                 uint64_t first = random_word() >> 32, last = first, now;
@@ -170,14 +170,14 @@ static bool is_sampled(size_t bytes)
                 return true;
         if (!own.sample_bytes) {
                 own.sample_bytes = SAMPLE_BYTES;
-                own.left = draw();
+                own.left = draw_gap();
         }
         if (bytes >= own.sample_bytes)
                 return true;
         own.left -= (int64_t)bytes;
         if (own.left >= 0)
                 return false;
-        own.left = draw();
+        own.left = draw_gap();
         return true;
 }
 
@@ -209,7 +209,7 @@ static uint32_t stack_here(const struct gr_stack_file *stack_file)
         else if (cost_ns < since_ns / COST_LEAST && sample_bytes > SAMPLE_BYTES)
                 own.sample_bytes /= 2;
         if (own.sample_bytes != sample_bytes)
-                own.left = draw();
+                own.left = draw_gap();
         return stack;
 }
 
@@ -233,7 +233,7 @@ static uint32_t new_block(void)
 }
 
 /* Lock held. The block of this address in its list; 0: none. */
-static uint32_t search(size_t list, uint64_t address)
+static uint32_t find_in_list(size_t list, uint64_t address)
 {
         uint32_t at = atomic_load_explicit(&heads[list], memory_order_relaxed);
 
@@ -245,7 +245,7 @@ static uint32_t search(size_t list, uint64_t address)
 
 void gr_origins_add(uint64_t address, size_t bytes)
 {
-        static const struct gr_stack_file stack_file = {append, commit};
+        static const struct gr_stack_file stack_file = {append_record, commit_record};
         static _Thread_local uint32_t thread __attribute__((tls_model("initial-exec")));
         size_t list = list_of(address);
         struct part *part = &parts[list % LOCKS];
@@ -260,7 +260,7 @@ void gr_origins_add(uint64_t address, size_t bytes)
         sample_bytes = own.sample_bytes;
         stack = stack_here(&stack_file);
         gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
-        at = search(list, address); /* found where an older block went with its context, and was not freed */
+        at = find_in_list(list, address); /* found where an older block went with its context, and was not freed */
         if (!at) {
                 at = part->spare;
                 if (at) {
@@ -298,7 +298,7 @@ struct gr_origins_found gr_origins_find(uint64_t address)
         if (!atomic_load_explicit(&heads[list], memory_order_acquire)) /* most lists, where only a sample is noted */
                 return found;
         gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
-        found.block = search(list, address);
+        found.block = find_in_list(list, address);
         if (found.block)
                 found.time_ns = blocks[found.block - 1].time_ns;
         gr_spin_unlock(&part->lock, GR_RANK_ORIGINS_FILE);
@@ -361,7 +361,7 @@ void gr_origins_context_gone(void)
         }
 }
 
-static void *map(size_t bytes)
+static void *map_pages(size_t bytes)
 {
         void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -476,7 +476,7 @@ struct sum {
 };
 
 /* Puts a stack whose sum has grown among the largest, if it is one of them. Returns how many there are. */
-static unsigned rank(const struct sum *sums, uint32_t stack, uint32_t *largest, unsigned count)
+static unsigned rank_stack(const struct sum *sums, uint32_t stack, uint32_t *largest, unsigned count)
 {
         unsigned at = 0;
 
@@ -517,7 +517,7 @@ static unsigned find_largest(int device, struct gr_oom_origin ret[GR_OOM_ORIGINS
 {
         uint64_t block_count = atomic_load_explicit(&header->blocks, memory_order_relaxed);
         size_t stacks = atomic_load_explicit(&header->records_bytes, memory_order_relaxed) / 8;
-        struct sum *sums = map(stacks * sizeof(*sums)); /* by number of record; most stay unused */
+        struct sum *sums = map_pages(stacks * sizeof(*sums)); /* by number of record; most stay unused */
         uint32_t largest[GR_OOM_ORIGINS];
         struct gr_origins_block block;
         unsigned count = 0;
@@ -530,7 +530,7 @@ static unsigned find_largest(int device, struct gr_oom_origin ret[GR_OOM_ORIGINS
                 weight = gr_origins_weight(block.bytes, block.sample_bytes);
                 sums[block.stack].bytes += weight * (double)block.bytes;
                 sums[block.stack].blocks += weight;
-                count = rank(sums, block.stack, largest, count);
+                count = rank_stack(sums, block.stack, largest, count);
         }
         for (unsigned i = 0; i < count; i++) {
                 ret[i].bytes = sums[largest[i]].bytes;
@@ -543,7 +543,7 @@ static unsigned find_largest(int device, struct gr_oom_origin ret[GR_OOM_ORIGINS
         return count;
 }
 
-GR_HELD(lock) static int create(void)
+GR_HELD(lock) static int create_file(void)
 {
         const char *const folders[] = GR_ORIGINS_FOLDERS, *const *folder = folders;
         const char *pattern = gr_options.backtrace_file.text;
@@ -596,12 +596,12 @@ bool gr_origins_init(void)
 
         if (gr_options.backtrace == GR_BACKTRACE_OFF)
                 return false;
-        heads = map(LISTS * sizeof(*heads));
-        next = map(GR_ORIGINS_BLOCKS_MAX * sizeof(*next));
+        heads = map_pages(LISTS * sizeof(*heads));
+        next = map_pages(GR_ORIGINS_BLOCKS_MAX * sizeof(*next));
         rc = heads && next ? gr_stack_init() : -ENOMEM;
         gr_lock(&lock);
         if (!rc)
-                rc = create();
+                rc = create_file();
         if (rc)
                 gr_log(GR_LOG_WARN, "GPURECLAIM_BACKTRACE: cannot write %s: %s", file.path.text,
                        rc == -EEXIST ? "it is no regular file" : strerror(-rc));

@@ -61,7 +61,7 @@ static uint64_t jitter(void)
         return gr_decay_step_ns(&gr_core) / 8 * (state >> 48) >> 16;
 }
 
-/* The background thread. Ends where nothing is cached beyond a limit and nothing decays; wake starts it again. */
+/* The background thread. Ends where nothing is cached beyond a limit and nothing decays; wake_background starts it again. */
 static void *background_main(void *arg)
 {
         uint64_t decay_ns = 0, pause_ns = 0; /* time of the next decay; pause before the next look at fences; 0: none */
@@ -118,7 +118,7 @@ static void *background_main(void *arg)
 }
 
 /* For gr_core.wake. */
-static void wake(struct gr_core *core)
+static void wake_background(struct gr_core *core)
 {
         uint64_t retry_ns = atomic_load_explicit(&background_retry_ns, memory_order_relaxed);
 
@@ -344,7 +344,7 @@ static void set_up(void)
         gr_driver.trim_host_pools = gr_stream_ordered_trim_host;
         gr_device_init(note_use);
         gr_core_init(&gr_core, &parts, &gr_driver, &config);
-        gr_core.wake = wake;
+        gr_core.wake = wake_background;
         memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
         host_bytes = gr_size_resolve(&gr_options.pinned_limit, -1, memory_bytes, NULL);
         gr_budget_set_limit(gr_core.host, GR_LIMIT_HARD, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
