@@ -75,7 +75,7 @@ struct gpureclaim_status {
         uint64_t peak_live_bytes;
         uint64_t peak_reserved_bytes;
         uint64_t hard_limit_bytes;   /* UINT64_MAX: none */
-        uint64_t soft_limit_bytes;   /* likewise */
+        uint64_t soft_limit_bytes;   /* UINT64_MAX: none */
         uint64_t spilled_bytes;      /* allocated in host memory instead */
         uint64_t device_total_bytes; /* 0: not known yet */
         uint64_t device_free_bytes;  /* as the driver says now */

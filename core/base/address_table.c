@@ -52,10 +52,10 @@ void gr_address_table_remove(struct gr_address_table *table, struct gr_address_s
         assert(table->count > 0 && at <= last && slot->value);
         /* Entries behind it move up where a search, which ends at an empty slot, would miss them. */
         for (size_t i = (at + 1) & last; table->slots[i].value; i = (i + 1) & last) {
-                size_t home = gr_address_table_home(table, table->slots[i].ptr);
+                size_t first = gr_address_table_first(table, table->slots[i].ptr);
 
-                if (((i - home) & last) < ((i - at) & last))
-                        continue; /* it would come before its home slot */
+                if (((i - first) & last) < ((i - at) & last))
+                        continue; /* it would come before the slot at which a search for it begins */
                 table->slots[at] = table->slots[i];
                 at = i;
         }

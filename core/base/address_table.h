@@ -3,7 +3,8 @@
  * misses the processor's caches and the TLB; a look-up then costs one miss for the address and one for what it belongs
  * to, where chains cost four and more (docs/measurements.md, ledger-table).
  *
- * The table owns its slots only, and takes no lock: whoever has it sees to both. Zero bytes are an empty table.
+ * The table owns its slots only, and takes no lock: its owner frees the values, and locks it. Zero bytes are an empty
+ * table.
  */
 #ifndef GR_ADDRESS_TABLE_H
 #define GR_ADDRESS_TABLE_H
@@ -37,7 +38,7 @@ static inline uint64_t gr_address_hash(uint64_t ptr)
 }
 
 /* The slot at which a search for ptr begins. */
-static inline size_t gr_address_table_home(const struct gr_address_table *table, uint64_t ptr)
+static inline size_t gr_address_table_first(const struct gr_address_table *table, uint64_t ptr)
 {
         return (size_t)((gr_address_hash(ptr) << GR_ADDRESS_CHOICE_BITS) >> table->shift);
 }
@@ -49,7 +50,7 @@ static inline struct gr_address_slot *gr_address_table_slot(const struct gr_addr
 
         if (!table->slots)
                 return NULL;
-        for (i = gr_address_table_home(table, ptr); table->slots[i].value && table->slots[i].ptr != ptr;)
+        for (i = gr_address_table_first(table, ptr); table->slots[i].value && table->slots[i].ptr != ptr;)
                 i = (i + 1) & (table->room - 1);
         return &table->slots[i];
 }

@@ -250,7 +250,8 @@ bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes)
 
 /*
  * The fast path: gr_arena_alloc and gr_arena_free, and what else only they need. A hit takes one lock, the arena's, and
- * looks nothing up. Of the block it needs the first cache line, of the arena the first, the bin's and one of recent[].
+ * looks nothing up. Of the block it needs the first cache line; of the arena the first, the bin's and one of recent[];
+ * of the fence one, and for a free its counter's.
  *
  * It is left for the slow path where the thread's arena has not been made, the fence is broken, or
  * - an allocation: the bin or fastbin is empty; its oldest block is not usable yet, too small or GONE; the class is one

@@ -17,7 +17,7 @@ struct gr_context;
 
 enum gr_block_state {
         GR_BLOCK_LIVE,   /* the program has it */
-        GR_BLOCK_CACHED, /* freed by the program: in a bin, or on its way there or back to the driver */
+        GR_BLOCK_CACHED, /* freed by the program: in a bin or fastbin, parked, or on its way there or to the driver */
         GR_BLOCK_GONE,   /* its memory went with its context */
 };
 

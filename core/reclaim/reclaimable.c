@@ -111,7 +111,7 @@ int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *recla
 static void note_run(struct gr_core *core, struct gr_reclaimable_slot *slot, int rc)
 {
         gr_assert_locked(&core->registry->lock);
-        assert(slot->failures < GR_RECLAIMABLE_PATIENCE); /* then it is left out, and counted anew */
+        assert(slot->failures < GR_RECLAIMABLE_PATIENCE); /* with so many it is left out, and the count begins at 0 */
         if (!rc) {
                 slot->failures = 0;
                 return;

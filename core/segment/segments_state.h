@@ -76,8 +76,8 @@ struct gr_segments {
         _Atomic bool moves_refused __attribute__((aligned(GR_LINE_BYTES)));
         _Atomic bool expandable_refused; /* no expandable segment, for lack of addresses or memory: expandable.c */
         _Atomic bool extra_refused;      /* only what requests lack is mapped, as memory is short: expandable_grow.c */
-        _Atomic uint64_t refused_ns;     /* when a mapping last failed for lack of memory; 0: never. Likewise */
-        _Atomic uint64_t waiting_bytes;  /* of ranges in the queue: segments_serve.c, segments.c */
+        _Atomic uint64_t refused_ns;    /* when a mapping last failed for lack of memory; 0: never: expandable_grow.c */
+        _Atomic uint64_t waiting_bytes; /* of ranges in the queue: segments_serve.c, segments.c */
         /* The latest epoch of ranges that became free ahead of their fence: segments_serve.c, segments.c. */
         _Atomic uint64_t ahead_epoch;
 
@@ -97,7 +97,7 @@ struct gr_segments {
         struct gr_free_lists free[GR_FREE_KINDS]; /* range.c */
         struct gr_segment **by_address;           /* segments.c */
         size_t segment_count, segment_room;
-        struct gr_segment *expandable[GR_EXPANDABLE_KINDS]; /* NULL: none: expandable.c */
+        struct gr_segment *expandable[GR_EXPANDABLE_KINDS]; /* may be NULL: expandable.c */
         struct gr_block *stale_pages; /* stale ranges of the expandable segments, oldest first: remap.c */
         /* Stale ranges whose addresses graphs have recorded, until the last graph has gone: remap.c. */
         struct gr_block *stale_graph_pages;

@@ -27,7 +27,7 @@ static uint64_t limit_bytes(enum gr_option_id id, CUdevice dev, uint64_t total_b
         return bytes == GR_SIZE_NONE ? GR_UNLIMITED : bytes;
 }
 
-/* The limit on spilled memory, which the host has: the device's size is no bound, only a percentage refers to it. */
+/* The limit on spilled memory. A percentage is one of the device's memory, but the limit may be above that size. */
 static uint64_t spill_limit(CUdevice dev, uint64_t total_bytes)
 {
         const struct gr_size *size = gr_size_list_get(&gr_options.spill, dev);

@@ -50,7 +50,7 @@ static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_OVERHEAD); /* held across NVML
 static struct look looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 /* For executables. Apart, because looks[] also says how old driver_bytes is. */
 static struct look executable_looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
-static uint64_t last_bytes[GR_DEVICES_MAX] GR_GUARDED_BY(lock); /* overhead as seen by the last of them */
+static uint64_t last_bytes[GR_DEVICES_MAX] GR_GUARDED_BY(lock); /* as the last of executable_looks found it */
 
 static struct executables {
         _Atomic bool based; /* last_bytes is of a measurement */

@@ -246,7 +246,8 @@ bool gr_debug_init(void)
         bool keeps = most->device_mask || most->all.is_percent || most->all.bytes != GR_SIZE_NONE;
 
         if (keeps)
-                (void)gr_reclaimable_register(&gr_core, &quarantine); /* else only its memory does not help */
+                /* If this fails, the ladder cannot use the quarantine's memory. */
+                (void)gr_reclaimable_register(&gr_core, &quarantine);
         return keeps || gr_options.guard || gr_options.fill != GR_BYTE_NONE;
 }
 

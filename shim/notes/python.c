@@ -21,7 +21,7 @@ struct layout {
 #define PAGES            16
 #define NOT_THROUGH      255
 #define FRAME_BYTES      104
-#define FRAME_BYTES_311  72 /* since 3.11; the bytes behind them may be on a page that is not there */
+#define FRAME_BYTES_311  72 /* since 3.11; no more is read, as what follows may be on a page that is not mapped */
 #define CODE_BYTES       136
 #define OWNED_BY_C_STACK 3 /* a frame of no function */
 
