@@ -59,9 +59,9 @@ static void check_environment(void)
                 doctor_say("preload", "note", "LD_PRELOAD has other libraries, which come after gpureclaim: %s",
                            preload);
         if (!visible)
-                doctor_say("visible", "ok", "CUDA_VISIBLE_DEVICES is not set: all devices");
+                doctor_say("visible", "ok", "CUDA_VISIBLE_DEVICES is not set: all GPUs");
         else if (!*visible || strcmp(visible, "-1") == 0)
-                doctor_say("visible", "note", "CUDA_VISIBLE_DEVICES=\"%s\" hides all devices", visible);
+                doctor_say("visible", "note", "CUDA_VISIBLE_DEVICES=\"%s\" hides all GPUs", visible);
         else
                 doctor_say("visible", "ok", "CUDA_VISIBLE_DEVICES=%s", visible);
         gr_options_load(&options, get, environ, say_option, NULL);

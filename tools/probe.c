@@ -61,7 +61,7 @@ static const char *advice(CUresult code)
 {
         switch (code) {
         case CUDA_ERROR_NO_DEVICE:
-                return "no device is visible";
+                return "no GPU is visible";
         case CUDA_ERROR_STUB_LIBRARY:
                 return "this is the toolkit's stub for linking, not a driver";
         case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
@@ -69,7 +69,7 @@ static const char *advice(CUresult code)
         case CUDA_ERROR_SYSTEM_NOT_READY:
                 return "the system is not ready; on NVSwitch machines the fabric manager must run";
         case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
-                return "the compatibility package does not support this device";
+                return "the compatibility package does not support this GPU";
         case CUDA_ERROR_OPERATING_SYSTEM:
                 return "the operating system refused; often permissions on /dev/nvidia*";
         default:
@@ -102,11 +102,11 @@ static bool say_devices(const struct driver *driver)
                     !driver_ok(driver, "cuDeviceGetName", driver->device_name(name, sizeof(name), device)) ||
                     !driver_ok(driver, "cuDeviceTotalMem", driver->device_memory(&total_bytes, device)))
                         return false;
-                snprintf(topic, sizeof(topic), "device %d", i);
+                snprintf(topic, sizeof(topic), "GPU %d", i);
                 doctor_say(topic, "ok", "%s, %s", name, gr_size_format(total_bytes, size, sizeof(size)));
         }
         if (count == 0)
-                doctor_say("driver", "fail", "no device is visible");
+                doctor_say("driver", "fail", "no GPU is visible");
         return count > 0;
 }
 

@@ -16,14 +16,14 @@
  * What a program with the library could get on the card: what is free, and what other processes have cached, which they
  * give back when asked. False: not known, because NVML is missing and no process with the library uses the card.
  */
-static bool room(const char *device, uint64_t *ret_bytes)
+static bool room(const char *gpu, uint64_t *ret_bytes)
 {
         uint64_t free_bytes = 0, total = 0, cached = 0;
-        unsigned long index = strtoul(device, NULL, 10);
+        unsigned long index = strtoul(gpu, NULL, 10);
         struct card *cards = NULL;
         size_t count, other;
         char uuid[37] = "";
-        bool known = card_free(device, &free_bytes, uuid) == 0;
+        bool known = card_free(gpu, &free_bytes, uuid) == 0;
 
         if (cards_open(&cards, &count, &other) != 0)
                 count = 0;
@@ -43,8 +43,8 @@ static bool room(const char *device, uint64_t *ret_bytes)
         return known || total > 0;
 }
 
-/* The device that is device 0 for the program. */
-static const char *first_device(void)
+/* The GPU that is device 0 for the program. */
+static const char *first_gpu(void)
 {
         static char first[96] = "0";
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -56,7 +56,7 @@ static const char *first_device(void)
 
 int command_wait(const struct arguments *arguments)
 {
-        const char *free_text = flag_value(arguments, "free"), *device = flag_value(arguments, "device");
+        const char *free_text = flag_value(arguments, "free"), *gpu = flag_value(arguments, "gpu");
         const char *timeout = flag_value(arguments, "timeout");
         char uuid[37];
         uint64_t have, timeout_ns = UINT64_MAX, begin = gr_platform_now_ns();
@@ -70,22 +70,22 @@ int command_wait(const struct arguments *arguments)
                 complain("wait: --free %s: not understood (expected a size such as 20GiB or 512MB)", free_text);
                 return STATUS_USAGE;
         }
-        if (device && strspn(device, "0123456789") != strlen(device) && strncmp(device, "GPU-", 4) != 0 &&
-            strncmp(device, "MIG-", 4) != 0) {
-                complain("wait: --device %s: not understood (expected a number, GPU-... or MIG-...)", device);
+        if (gpu && strspn(gpu, "0123456789") != strlen(gpu) && strncmp(gpu, "GPU-", 4) != 0 &&
+            strncmp(gpu, "MIG-", 4) != 0) {
+                complain("wait: --gpu %s: not understood (expected a number, GPU-... or MIG-...)", gpu);
                 return STATUS_USAGE;
         }
         if (timeout && gr_duration_parse(timeout, &timeout_ns) != 0) {
                 complain("wait: --timeout %s: not understood (expected a time such as 90s)", timeout);
                 return STATUS_USAGE;
         }
-        if (device && card_free(device, &have, uuid) == -ENODEV) {
-                complain("wait: --device %s: no such GPU", device);
+        if (gpu && card_free(gpu, &have, uuid) == -ENODEV) {
+                complain("wait: --gpu %s: no such GPU", gpu);
                 return STATUS_USAGE;
         }
-        if (!device)
-                device = first_device();
-        while (room(device, &have) && have < want.bytes) {
+        if (!gpu)
+                gpu = first_gpu();
+        while (room(gpu, &have) && have < want.bytes) {
                 if (gr_platform_now_ns() - begin >= timeout_ns) {
                         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
 

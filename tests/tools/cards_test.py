@@ -129,8 +129,8 @@ def what_is_not_ours(scene):
     # 624 MiB are free and 100 more to be had; a process that is switched off is none.
     scene.check(scene.run("wait", "--free", "724MiB", "--", "true", **nvml)[0] == 0, "wait counts the cache")
     for device in ("9", "GPU-12345678"):
-        wrong = scene.run("wait", "--free", "1MiB", "--device", device, "--", "echo", "started", **nvml)
-        scene.check(wrong[:2] == (2, "") and f"--device {device}: no such GPU" in wrong[2], f"no such device: {wrong}")
+        wrong = scene.run("wait", "--free", "1MiB", "--gpu", device, "--", "echo", "started", **nvml)
+        scene.check(wrong[:2] == (2, "") and f"--gpu {device}: no such GPU" in wrong[2], f"no such device: {wrong}")
     late = scene.run("wait", "--free", "725MiB", "--timeout", "0", "--", "true", **nvml)
     scene.check(late[0] == 1 and "the time is up" in late[2], f"wait beyond it: {late}")
     process.end()
@@ -168,14 +168,14 @@ def which_card(scene):
         return scene.run("wait", "--free", "500MiB", "--timeout", "0", *flags, "--", "true", **nvml, **environment)[0]
 
     scene.check(fits() == 1, "the first one is full")
-    scene.check(fits("--device", "1") == 0, "--device 1 is not")
-    scene.check(fits("--device", SECOND) == 0 and fits("--device", FIRST) == 1, "by UUID")
-    scene.check(fits("--device", "GPU-6666") == 0, "by the beginning of one")
+    scene.check(fits("--gpu", "1") == 0, "--gpu 1 is not")
+    scene.check(fits("--gpu", SECOND) == 0 and fits("--gpu", FIRST) == 1, "by UUID")
+    scene.check(fits("--gpu", "GPU-6666") == 0, "by the beginning of one")
     scene.check(fits(CUDA_VISIBLE_DEVICES="1,0") == 0, "the first visible one")
     scene.check(fits(CUDA_VISIBLE_DEVICES=SECOND) == 0, "the first visible one, by UUID")
-    scene.check(fits("--device", "0", CUDA_VISIBLE_DEVICES="1") == 1, "a flag goes before the variable")
-    scene.check(fits("--device", "second") == 2, "not a card's name")
-    scene.check(fits("--device", "7") == 2, "a card that is not there")
+    scene.check(fits("--gpu", "0", CUDA_VISIBLE_DEVICES="1") == 1, "a flag goes before the variable")
+    scene.check(fits("--gpu", "second") == 2, "not a card's name")
+    scene.check(fits("--gpu", "7") == 2, "a card that is not there")
     # Room that comes while it waits.
     waiting = subprocess.Popen(
         [command, "wait", "--free", "500MiB", "--", "echo", "started"],

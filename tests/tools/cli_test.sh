@@ -126,7 +126,7 @@ mistake 2 "wait: needs --free SIZE" "$tool" wait -- true
 mistake 2 "wait: --free 50%: not understood" "$tool" wait --free 50% -- true
 mistake 2 "wait: --free none: not understood" "$tool" wait --free=none true
 mistake 2 "wait: --free 0: not understood" "$tool" wait --free 0 true
-mistake 2 "wait: --device first: not understood" "$tool" wait --free 1GiB --device first true
+mistake 2 "wait: --gpu first: not understood" "$tool" wait --free 1GiB --gpu first true
 mistake 2 "wait: --timeout 90: not understood" "$tool" wait --free 1GiB --timeout 90 true
 mkdir "$tree/none"
 export GPURECLAIM_REGION_DIR=$tree/none
@@ -222,8 +222,8 @@ fi
 # The doctor. The stand-in library hooks nothing, and the doctor must notice.
 want 1 "$tool" doctor --sim
 has "$out" "driver    ok    $sim/libcuda.so.1, CUDA 12.4"
-has "$out" "device 0  ok    Fake device A, 1.000 GiB"
-has "$out" "device 1  ok    Fake device B, 2.000 GiB"
+has "$out" "GPU 0     ok    Fake device A, 1.000 GiB"
+has "$out" "GPU 1     ok    Fake device B, 2.000 GiB"
 has "$out" "fences    note  no cuCtxRecordEvent"
 has "$out" "library   ok    $shim, version fake"
 has "$out" "hooks     note  3 not in this driver: cuNotInThisDriver cuOld_v2_ptsz cuOld_v3_ptsz"
@@ -231,13 +231,13 @@ has "$out" "hooks     note  2 newer than this library, neither served nor counte
 has "$out" "hooks     fail  1 not taken over: cuInit"
 has "$out" "would not work here: the library does not take over"
 want 1 env FAKE_DRIVER=no-device "$tool" doctor --sim
-has "$out" "driver    fail  cuInit: CUDA_ERROR_NO_DEVICE (100): no device is visible"
+has "$out" "driver    fail  cuInit: CUDA_ERROR_NO_DEVICE (100): no GPU is visible"
 has "$out" "would not work here: there is no usable CUDA driver"
 want 1 env FAKE_DRIVER=crash "$tool" doctor --sim
 has "$out" "driver    fail  crashed: Aborted"
 has "$out" "would not work here: there is no usable CUDA driver"
 want 1 env CUDA_VISIBLE_DEVICES= LD_PRELOAD="$tree/lib/other.so" GPURECLAIM_REUSE=fast "$tool" doctor --sim
-has "$out" 'visible   note  CUDA_VISIBLE_DEVICES="" hides all devices'
+has "$out" 'visible   note  CUDA_VISIBLE_DEVICES="" hides all GPUs'
 has "$out" "preload   note  LD_PRELOAD has other libraries, which come after gpureclaim: $tree/lib/other.so"
 has "$out" "options   note  GPURECLAIM_REUSE=fast: not understood"
 echo 'not a library' >"$shim"

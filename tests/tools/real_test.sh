@@ -6,7 +6,7 @@ unset LD_PRELOAD LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES
 for name in $(compgen -e GPURECLAIM_); do unset "$name"; done
 
 out=$("$1" doctor --sim 2>&1) || fail "doctor --sim found that gpureclaim would not work"
-for line in "the simulated device" "device 0  ok" "fences    ok" "library   ok" "hooks     ok" \
+for line in "the simulated device" "GPU 0     ok" "fences    ok" "library   ok" "hooks     ok" \
         "gpureclaim would work here."; do
         [[ $out == *"$line"* ]] || fail "doctor --sim: no \"$line\""
 done
