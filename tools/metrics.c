@@ -178,6 +178,13 @@ static void put_metric(FILE *file, bool open_metrics, const struct metric *metri
         put_samples(file, metric, found);
 }
 
+/* Whether each process has a metric of the figure: not if it is the GPU's, nor if the region lacks it. */
+static bool is_told(enum gr_figure figure)
+{
+        return figure == GR_FIGURE_reserved ||
+               (figure < GR_SHARED_FIGURES && gr_figure_table[figure].kind != GR_FIGURE_KIND_DEVICE);
+}
+
 static int find_index(const char *uuid)
 {
         char name[16], other[37];
@@ -204,8 +211,7 @@ const char *make_metrics(bool open_metrics, char **ret_page, size_t *ret_length)
                 found.indices[i] = find_index(found.cards[i].uuid);
         }
         for (size_t i = 0; file && found.indices && i < sizeof(metrics) / sizeof(metrics[0]); i++)
-                /* The others are not in the region. */
-                if (metrics[i].figure < GR_SHARED_FIGURES || metrics[i].figure == GR_FIGURE_reserved)
+                if (metrics[i].value != figure_value || is_told(metrics[i].figure))
                         put_metric(file, open_metrics, &metrics[i], &found);
         if (file && open_metrics)
                 fputs("# EOF\n", file);

@@ -57,7 +57,8 @@ static void write_member(struct gr_json *json, const struct card *card, const st
         member_figures(card, member, figures);
         gr_figure_json(json, GR_FIGURE_reserved, figures[GR_FIGURE_reserved]);
         for (enum gr_figure i = 0; i < GR_SHARED_FIGURES; i++)
-                gr_figure_json(json, i, figures[i]);
+                if (gr_figure_table[i].kind != GR_FIGURE_KIND_DEVICE) /* the GPU has these: gpu_total_bytes */
+                        gr_figure_json(json, i, figures[i]);
         gr_json_number(json, "idle_s", "%.3f", member_idle_s(card, member));
         gr_json_close(json);
 }

@@ -66,6 +66,8 @@ def what_is_not_ours(scene):
     card = status(scene, **nvml)[0]
     figures = [card[name] // MIB for name in ("gpu_total_bytes", "gpu_used_bytes", "foreign_bytes")]
     scene.check(figures == [1024, 400, 250], f"total, used and not ours: {figures}")
+    twice = [name for name in card["processes"][0] if name.startswith("device_")]
+    scene.check(twice == [], f"a process tells what its GPU has told: {twice}")
 
     def cached():
         found = status(scene, **nvml)[0]["processes"][0]
