@@ -23,6 +23,12 @@
         FIGURE("peak_host_bytes", "peak", atomic_load(&host->peak_reserved_bytes))                                     \
         FIGURE("host_limit_bytes", "limit", atomic_load(&host->hard_bytes))
 
+/* What the cache was asked: name in JSON, words in the text, value. */
+#define CACHE_COUNTS(COUNT)                                                                                            \
+        COUNT("requests", "requests", counts.hits + count_of(core, GR_COUNTER_fresh_allocs))                           \
+        COUNT("hits", "from the cache", counts.hits)                                                                   \
+        COUNT("frees", "frees into the cache", counts.frees)
+
 struct out {
         gr_sink *sink;
         void *arg;
@@ -116,17 +122,19 @@ void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg)
 {
         struct out out = {sink, arg};
         struct gr_cache_counts counts;
-        uint64_t requests;
+        const char *between = "  ";
 
         count_caches(core, &counts);
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 if (device_seen(&core->devices[i]))
                         put_device(&out, &core->devices[i]);
         put_pinned(&out, core->host);
-        requests = counts.hits + count_of(core, GR_COUNTER_fresh_allocs);
-        put(&out,
-            "  requests: %" PRIu64 ", of them %" PRIu64 " from the cache (%.1f%%); frees into the cache: %" PRIu64 "\n",
-            requests, counts.hits, requests ? 100.0 * (double)counts.hits / (double)requests : 0.0, counts.frees);
+#define PUT_COUNT(name, words, value)                                                                                  \
+        put(&out, "%s" words ": %" PRIu64, between, value);                                                            \
+        between = ", ";
+        CACHE_COUNTS(PUT_COUNT)
+#undef PUT_COUNT
+        put(&out, "\n");
         /* Each hit saves the allocation now, and saved a free before. */
         put(&out, "  driver calls saved: %" PRIu64 "\n", 2 * counts.hits);
         gr_counters_text(&core->counters, sink, arg);
@@ -168,8 +176,9 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_sink *sink, voi
 #define WRITE_FIGURE(name, words, value) gr_json_bytes(&json, name, value);
         PINNED_FIGURES(WRITE_FIGURE)
 #undef WRITE_FIGURE
-        gr_json_count(&json, "hits", counts.hits);
-        gr_json_count(&json, "frees", counts.frees);
+#define WRITE_COUNT(name, words, value) gr_json_count(&json, name, value);
+        CACHE_COUNTS(WRITE_COUNT)
+#undef WRITE_COUNT
         gr_json_count(&json, "cached_blocks", counts.blocks);
         gr_counters_json(&core->counters, &json);
         gr_json_close(&json);

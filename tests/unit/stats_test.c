@@ -200,6 +200,7 @@ static void test_figures(void)
         check_json();
         GR_CHECK_EQ(value_of("fresh_allocs"), 2);
         GR_CHECK_EQ(value_of("driver_allocs"), 2);
+        GR_CHECK_EQ(value_of("requests"), 3);
         GR_CHECK_EQ(value_of("hits"), 1);
         GR_CHECK_EQ(value_of("frees"), 2);
         GR_CHECK_EQ(value_of("cached_blocks"), 1);
@@ -216,7 +217,7 @@ static void test_figures(void)
         GR_CHECK(strstr(text, "    memory: 8.000 MiB live, 8.000 MiB cached, 16.000 MiB reserved\n") != NULL);
         GR_CHECK(strstr(text, "    peak: 16.000 MiB reserved, 16.000 MiB live\n") != NULL);
         GR_CHECK(strstr(text, "    limits: 128.000 MiB hard limit\n") != NULL);
-        GR_CHECK(strstr(text, "requests: 3, of them 1 from the cache") != NULL);
+        GR_CHECK(strstr(text, "  requests: 3, from the cache: 1, frees into the cache: 2\n") != NULL);
         GR_CHECK(strstr(json_now(), "\"host\":") == NULL); /* no device's */
         text_now();
         /* No line of what there is none of. */
