@@ -172,7 +172,7 @@ missing | cuDeviceGetAttribute:*=1 cuMemGetAllocationGranularity:*=1 GRSIM_LACKS
         | GPURECLAIM_POOL=split | process | 0 | maps_none
 missing | -cuMemAllocAsync,cuMemAllocAsync_ptsz,cuMemAllocFromPoolAsync,cuMemFreeAsync,cuMemFreeAsync_ptsz \
         | none | first | 0 | is_not_found
-# The card is full for one call: the ladder is climbed and the program does not notice.
+# The device is full for one call: the ladder is climbed and the program does not notice.
 missing | cuMemAlloc_v2:1=2,cuMemCreate:1=2 | none | process | 0 | is_quiet has_climbed hides_failures
 missing | cuMemAlloc_v2:*=2,cuMemCreate:*=2 | none | process | 99 | is_refused_with_2
 missing | cuMemAlloc_v2:*=700,cuMemCreate:*=700 | none | process | 99 | is_refused_with_700
@@ -191,6 +191,8 @@ needed | GRSIM_DEVICES=0 | none | process | 99 | has_no_device
 END
 }
 
+# No -r: a row that ends in a backslash goes on in the next line.
+# shellcheck disable=SC2162
 while IFS='|' read part drivers settings program status checks; do
         [ "${part// /}" = "$wanted" ] || continue
         rows=$((rows + 1))
