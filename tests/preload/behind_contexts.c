@@ -3,13 +3,13 @@
  * becomes of it with them, and handles that come again as other contexts. Every line must be the same natively and
  * under the library.
  *
- *   contexts_behind PLUGIN           the lines; with two devices
- *   contexts_behind PLUGIN refused   under the library, on a driver that refuses what it asks first
- *   contexts_behind PLUGIN stream    a line of a stream whose context is the only one
- *   contexts_behind PLUGIN FUNCTION  a line of a context that is the second one and made current by it; two devices
- *   contexts_behind PLUGIN green     green contexts beside their primary one, while the driver does not tell once who
+ *   behind_contexts PLUGIN           the lines; with two devices
+ *   behind_contexts PLUGIN refused   under the library, on a driver that refuses what it asks first
+ *   behind_contexts PLUGIN stream    a line of a stream whose context is the only one
+ *   behind_contexts PLUGIN FUNCTION  a line of a context that is the second one and made current by it; two devices
+ *   behind_contexts PLUGIN green     green contexts beside their primary one, while the driver does not tell once who
  *                                    owns their memory; under the library alone
- *   contexts_behind PLUGIN released  lines of a primary context, on a driver that does not tell at once what is left
+ *   behind_contexts PLUGIN released  lines of a primary context, on a driver that does not tell at once what is left
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -505,7 +505,7 @@ static void find(void *where, const char *name, void *ret_function)
         void *found = dlsym(where, name);
 
         if (!found) {
-                fprintf(stderr, "contexts_behind: no %s\n", name);
+                fprintf(stderr, "behind_contexts: no %s\n", name);
                 exit(EXIT_FAILURE);
         }
         memcpy(ret_function, &found, sizeof(found));
@@ -619,7 +619,7 @@ int main(int argc, char **argv)
         void *plugin = argc == 2 || argc == 3 ? dlopen(argv[1], RTLD_NOW | RTLD_DEEPBIND) : NULL;
 
         if (!plugin) {
-                fprintf(stderr, "usage: contexts_behind PLUGIN [green | refused | released | stream | FUNCTION]\n");
+                fprintf(stderr, "usage: behind_contexts PLUGIN [green | refused | released | stream | FUNCTION]\n");
                 return 2;
         }
         find(plugin, "behind_green", &behind_green);
