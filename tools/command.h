@@ -1,12 +1,13 @@
 /*
  * What the subcommands of gpureclaim share. The tool has one thread; its strings live until it ends. A subcommand has a
- * file of its name, but for help (main.c) and limit, threshold and reclaim (change.c). The other files are their parts:
+ * file of its name, but for help (main.c) and for limit, threshold, reclaim and sleep (change.c). The other files are
+ * their parts:
  *
  *   all                                 main.c, arguments.c, paths.c
  *   status, top, metrics, wait, and
- *   limit, threshold, reclaim           cards.c
+ *   limit, threshold, reclaim, sleep    cards.c
  *   leaks, report                       origins.c, symbols.c
- *   report                              timeline.c, advice.c, page.c, perfetto.c, replay/trace.c
+ *   report                              timeline.c, advice.c, html.c, perfetto.c, replay/trace.c
  *   doctor                              probe.c
  */
 #ifndef GR_COMMAND_H

@@ -1,4 +1,4 @@
-/* What gpureclaim report finds in a trace. report.c reads it; timeline.c, advice.c and page.c need all of it. */
+/* What gpureclaim report finds in a trace. report.c reads it; timeline.c, advice.c and html.c need all of it. */
 #ifndef GR_TOOL_REPORT_H
 #define GR_TOOL_REPORT_H
 

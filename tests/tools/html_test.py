@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """gpureclaim report --html, and its sentences that say what to do: of files made here, and in a browser.
 
-Usage: page_test.py GPURECLAIM
+Usage: html_test.py GPURECLAIM
 Without chromium the page is not tried in a browser; a line says so.
 """
 
