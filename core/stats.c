@@ -123,8 +123,10 @@ void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg)
         struct out out = {sink, arg};
         struct gr_cache_counts counts;
         const char *between = "  ";
+        uint64_t requests;
 
         count_caches(core, &counts);
+        requests = counts.hits + count_of(core, GR_COUNTER_fresh_allocs);
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 if (device_seen(&core->devices[i]))
                         put_device(&out, &core->devices[i]);
@@ -134,7 +136,7 @@ void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg)
         between = ", ";
         CACHE_COUNTS(PUT_COUNT)
 #undef PUT_COUNT
-        put(&out, "\n");
+        put(&out, "; hit rate: %.1f%%\n", requests ? 100.0 * (double)counts.hits / (double)requests : 0.0);
         /* Each hit saves the allocation now, and saved a free before. */
         put(&out, "  driver calls saved: %" PRIu64 "\n", 2 * counts.hits);
         gr_counters_text(&core->counters, sink, arg);

@@ -217,7 +217,7 @@ static void test_figures(void)
         GR_CHECK(strstr(text, "    memory: 8.000 MiB live, 8.000 MiB cached, 16.000 MiB reserved\n") != NULL);
         GR_CHECK(strstr(text, "    peak: 16.000 MiB reserved, 16.000 MiB live\n") != NULL);
         GR_CHECK(strstr(text, "    limits: 128.000 MiB hard limit\n") != NULL);
-        GR_CHECK(strstr(text, "  requests: 3, from the cache: 1, frees into the cache: 2\n") != NULL);
+        GR_CHECK(strstr(text, "  requests: 3, from the cache: 1, frees into the cache: 2; hit rate: 33.3%\n") != NULL);
         GR_CHECK(strstr(json_now(), "\"host\":") == NULL); /* no device's */
         text_now();
         /* No line of what there is none of. */
