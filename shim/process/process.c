@@ -61,7 +61,10 @@ static uint64_t jitter(void)
         return gr_decay_step_ns(&gr_core) / 8 * (state >> 48) >> 16;
 }
 
-/* The background thread. Ends where nothing is cached beyond a limit and nothing decays; wake_background starts it again. */
+/*
+ * The background thread. Ends where nothing is cached beyond a limit and nothing decays; wake_background starts it
+ * again.
+ */
 static void *background_main(void *arg)
 {
         uint64_t decay_ns = 0, pause_ns = 0; /* time of the next decay; pause before the next look at fences; 0: none */
