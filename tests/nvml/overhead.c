@@ -182,10 +182,13 @@ static void graph(void)
         GR_CHECK_EQ(told(), CONTEXT + (getenv("GPURECLAIM_LIMIT_INCLUDES") ? MODULE : 0));
 }
 
-/* Makes executables until so many were seen to take memory; those that follow another too soon are not measured. */
+/*
+ * Makes executables until so many times they were seen to take memory. How often NVML is asked depends on how long it
+ * takes: those made meanwhile are counted together with the next one.
+ */
 static size_t make(CUgraphExec *execs, size_t count, size_t seen)
 {
-        size_t was = status().executables, made = 0;
+        size_t was = status().executables, made = 0, unseen = 0;
         CUgraph empty;
 
         GR_MUST(cuGraphCreate(&empty, 0));
@@ -196,8 +199,10 @@ static size_t make(CUgraphExec *execs, size_t count, size_t seen)
                 GR_MUST(cuGraphInstantiate(&execs[made++], empty, 0));
                 after = status().executable_bytes;
                 GR_CHECK_EQ(status().executables, was + made);
-                GR_CHECK(after == before || after == before + EXECUTABLE);
-                seen -= after > before;
+                GR_CHECK(after >= before && (after - before) % EXECUTABLE == 0);
+                GR_CHECK(after - before <= ++unseen * EXECUTABLE);
+                if (after > before)
+                        seen--, unseen = 0;
         }
         GR_CHECK_EQ(seen, 0);
         GR_MUST(cuGraphDestroy(empty));
@@ -219,7 +224,7 @@ static void executables(void)
         GR_MUST(cuModuleLoadData(&module, "image")); /* no part of it */
         made += make(execs + made, room - made, 1);
         known = status().executable_bytes;
-        GR_CHECK_EQ(known, 3 * EXECUTABLE);
+        GR_CHECK(known >= 3 * EXECUTABLE && known <= made * EXECUTABLE);
         GR_CHECK_EQ(used(), CONTEXT + MODULE + made * EXECUTABLE);
         /* A graph that stays executable, and one of an unknown handle. */
         GR_CHECK_EQ(cuGraphExecDestroy(execs[0]), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -249,7 +254,7 @@ static void executables(void)
         GR_MUST(cuCtxDestroy(second));
         GR_CHECK_EQ(status().executable_bytes, 0);
         made += make(execs + made, room - made, 1);
-        GR_CHECK_EQ(status().executable_bytes, EXECUTABLE);
+        GR_CHECK(status().executable_bytes > 0);
         /* It is never more than all that the driver has: here what NVML says of the stranger. */
         setenv("GRNVML", "stranger", 1);
         for (int i = 0; status().executable_bytes > STRANGER && made < room && i < 2000; i++) {
