@@ -69,9 +69,8 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, s
         return rc;
 }
 
-GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+static inline __attribute__((always_inline)) CUresult alloc_awake(CUdeviceptr *dptr, size_t bytesize)
 {
-        GR_PASS_GATE;
         struct gr_context *context = NULL;
 
         if (__builtin_expect(gr_shim_ready() && dptr && bytesize > 0 && bytesize <= GR_BLOCK_MAX_BYTES, 1))
@@ -79,6 +78,19 @@ GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t b
         if (__builtin_expect(!context, 0))
                 return GR_REAL(cuMemAlloc_v2, dptr, bytesize);
         return gr_result(gr_memory_alloc(context, bytesize, dptr));
+}
+
+/* Apart, so that without sleep the hook keeps nothing for the end of its call. */
+static __attribute__((noinline)) CUresult alloc_gated(CUdeviceptr *dptr, size_t bytesize)
+{
+        GR_PASS_GATE;
+
+        return alloc_awake(dptr, bytesize);
+}
+
+GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+{
+        return __builtin_expect(gr_sleep_is_on(), 0) ? alloc_gated(dptr, bytesize) : alloc_awake(dptr, bytesize);
 }
 
 /* The pitch of this width; 0: the driver has not been asked for it yet. */
@@ -197,15 +209,26 @@ __attribute__((noinline)) int gr_memory_free_slow(CUdeviceptr ptr, struct gr_beg
         return rc;
 }
 
-GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
+static inline __attribute__((always_inline)) CUresult free_awake(CUdeviceptr dptr)
 {
-        GR_PASS_GATE;
         int rc;
 
         if (__builtin_expect(!gr_shim_ready() || !dptr, 0))
                 return GR_REAL(cuMemFree_v2, dptr);
         rc = gr_memory_free(dptr);
         return __builtin_expect(rc == -ENOENT, 0) ? gr_managed_free_accounted(dptr) : gr_result(rc);
+}
+
+static __attribute__((noinline)) CUresult free_gated(CUdeviceptr dptr)
+{
+        GR_PASS_GATE;
+
+        return free_awake(dptr);
+}
+
+GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
+{
+        return __builtin_expect(gr_sleep_is_on(), 0) ? free_gated(dptr) : free_awake(dptr);
 }
 
 struct free_request {
