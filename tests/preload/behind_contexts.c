@@ -21,8 +21,8 @@
 #include <string.h>
 
 #include "check.h"
+#include "use_blocks.h"
 
-#define BLOCK  (3 * MIB)
 #define ROUNDS 20
 #define KNOWN  40  /* more than the library has room for at first */
 #define MANY   300 /* more than the library notes whose memory they use */
@@ -101,14 +101,6 @@ static struct two leave_two(uint32_t value)
 static void free_lost(struct two two)
 {
         printf("free of the lost block: %d\n", (int)cuMemFree(two.live));
-}
-
-static uint32_t last_word(CUdeviceptr block)
-{
-        uint32_t word = 0;
-
-        GR_MUST(cuMemcpyDtoH(&word, block + BLOCK - 4, 4));
-        return word;
 }
 
 /* Blocks come and go in context; whose they are. */
@@ -511,23 +503,6 @@ static void find(void *where, const char *name, void *ret_function)
         memcpy(ret_function, &found, sizeof(found));
 }
 
-/* In the current context, and without a question of whose they are. */
-static void use_blocks(void)
-{
-        CUdeviceptr blocks[4];
-
-        for (uint32_t round = 0; round < 10; round++) {
-                for (uint32_t i = 0; i < 4; i++) {
-                        GR_MUST(cuMemAlloc(&blocks[i], BLOCK));
-                        GR_MUST(cuMemsetD32(blocks[i], round * 4 + i, BLOCK / 4));
-                }
-                for (uint32_t i = 0; i < 4; i++) {
-                        GR_CHECK_EQ(last_word(blocks[i]), round * 4 + i);
-                        GR_MUST(cuMemFree(blocks[i]));
-                }
-        }
-}
-
 /*
  * Memory that is allocated in a green context is the primary context's, and so are its fences. Were the green one taken
  * for a context of its own, its end would break the fences of the other: nothing would be served from the cache.
@@ -542,19 +517,19 @@ static void green_beside_primary(void)
         find(RTLD_DEFAULT, "grSimMisuseCount", &misuses);
         GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
         GR_MUST(cuCtxSetCurrent(primary));
-        use_blocks();
+        GR_CHECK_EQ(use_blocks(), 0);
         for (int round = 0; round < 3; round++) {
                 green = make_green(0, true);
                 GR_MUST(cuCtxSetCurrent(green.context));
                 GR_MUST(cuMemAlloc(&block, BLOCK));
                 GR_MUST(cuMemsetD32(block, 1, BLOCK / 4));
                 GR_MUST(cuMemFree(block));
-                use_blocks();
+                GR_CHECK_EQ(use_blocks(), 0);
                 GR_MUST(behind_green_end(green.handle));
                 GR_MUST(cuCtxSetCurrent(primary));
                 allocs = calls_of("cuMemAlloc_v2");
                 for (int i = 0; i < 10; i++)
-                        use_blocks();
+                        GR_CHECK_EQ(use_blocks(), 0);
                 GR_CHECK(calls_of("cuMemAlloc_v2") - allocs < 20); /* of 400 requests */
         }
         GR_MUST(cuDevicePrimaryCtxRelease(0));

@@ -3,13 +3,13 @@
 #define GR_TEST_CONTEXTS_H
 
 #include "check.h"
+#include "use_blocks.h"
 
 #include <cuda.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define BLOCK       (3 * MIB)
 #define SMALL_BLOCK (MIB / 4)
 
 /* A new context, which is current then. */
