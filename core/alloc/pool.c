@@ -206,8 +206,8 @@ static bool hand_out(struct gr_arena *arena, struct gr_block *block, size_t byte
 }
 
 /* The slow path, whose steps pool.h lists. With allocate, which chooses the size, only steps 4 and 5. */
-static int alloc(struct gr_context *context, size_t bytes, bool optional, gr_source_allocate *allocate, void *arg,
-                 uint64_t *ret_ptr)
+static int alloc_slow(struct gr_context *context, size_t bytes, bool optional, gr_source_allocate *allocate, void *arg,
+                      uint64_t *ret_ptr)
 {
         bool cached = !allocate && context->core->config.pool != GR_POOL_NONE;
         struct gr_source_request request;
@@ -242,7 +242,7 @@ static int alloc_fast_or_slow(struct gr_context *context, size_t bytes, bool opt
         uint64_t ptr = bytes <= GR_BLOCK_MAX_BYTES ? gr_pool_alloc_fast(context, bytes) : 0;
 
         if (__builtin_expect(ptr == 0, 0))
-                return alloc(context, bytes, optional, NULL, NULL, ret_ptr);
+                return alloc_slow(context, bytes, optional, NULL, NULL, ret_ptr);
         *ret_ptr = ptr;
         return 0;
 }
@@ -259,13 +259,13 @@ int gr_pool_alloc_optional(struct gr_context *context, size_t bytes, uint64_t *r
 
 GR_HOT_CODE int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
-        return alloc(context, bytes, false, NULL, NULL, ret_ptr);
+        return alloc_slow(context, bytes, false, NULL, NULL, ret_ptr);
 }
 
 int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_source_allocate *allocate, void *arg,
                      uint64_t *ret_ptr)
 {
-        return alloc(context, expected_bytes, false, allocate, arg, ret_ptr);
+        return alloc_slow(context, expected_bytes, false, allocate, arg, ret_ptr);
 }
 
 /*
@@ -333,7 +333,7 @@ static void wake_if_needed(struct gr_context *context)
 }
 
 /* Completes a free after which the block is in the cache: closes the open epoch, or wakes the background thread. */
-static void complete(struct gr_context *context, bool should_close)
+static void complete_free(struct gr_context *context, bool should_close)
 {
         /* Work that starts before the epoch is closed counts as part of it, and delays its blocks. */
         if (should_close)
@@ -341,14 +341,14 @@ static void complete(struct gr_context *context, bool should_close)
         wake_if_needed(context);
 }
 
-/* As complete, where the block went into the arena of another thread. */
+/* As complete_free, where the block went into the arena of another thread. */
 static void complete_elsewhere(struct gr_arena *arena, bool should_close)
 {
         struct gr_context *context = arena->context;
 
         if (!gr_budget_is_free(context->device) && holds_too_much(context->device, arena) && context->core->wake)
                 context->core->wake(context->core);
-        complete(context, should_close);
+        complete_free(context, should_close);
 }
 
 /*
@@ -439,7 +439,7 @@ GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block, mode);
         gr_arena_put(context, block, rc == 0, &should_close);
-        complete(context, should_close);
+        complete_free(context, should_close);
         return 0;
 }
 
@@ -454,7 +454,7 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_b
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         if (freed.context) {
-                complete(freed.context, freed.should_close);
+                complete_free(freed.context, freed.should_close);
                 return 0;
         }
         block = gr_arena_claim(core, ptr);

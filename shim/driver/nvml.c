@@ -62,7 +62,7 @@ static void load(struct nvml *ret)
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_NVML);
 
 /* Lock held. Keeps what the first thread found, as other threads may read it from then on. */
-GR_HELD(lock) static void keep(const struct nvml *found)
+GR_HELD(lock) static void keep_first(const struct nvml *found)
 {
         gr_assert_locked(&lock);
         if (!atomic_load(&sought))
@@ -84,7 +84,7 @@ bool gr_nvml_find(void)
                 /* Without the lock: a thread in a constructor holds the loader's lock, and may wait for this lock. */
                 load(&found);
                 gr_lock(&lock);
-                keep(&found);
+                keep_first(&found);
                 gr_unlock(&lock);
         }
         return nvml.found;

@@ -11,6 +11,7 @@
 #include "base/arith.h"
 #include "base/log.h"
 #include "base/no_cancel.h"
+#include "driver/mapped_memory.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "fence/fence.h"
@@ -108,7 +109,7 @@ static CUresult copy_piece(struct mover *mover, int slot, CUdeviceptr ptr, char 
         char *between = mover->slots[slot];
         CUresult result = await_slot(mover, slot);
 
-        gr_operations_going_on(); /* or the process that asked for it takes this one for hung */
+        gr_operations_callbacks->going_on(); /* or the process that asked for it takes this one for hung */
         if (result != CUDA_SUCCESS)
                 return result;
         if (!between) {
@@ -127,7 +128,7 @@ static CUresult copy_piece(struct mover *mover, int slot, CUdeviceptr ptr, char 
 }
 
 /* Takes from the slot what has come from the device. */
-static CUresult fetch(struct mover *mover, int slot, char *host, size_t bytes)
+static CUresult fetch_slot(struct mover *mover, int slot, char *host, size_t bytes)
 {
         CUresult result = await_slot(mover, slot);
 
@@ -137,7 +138,7 @@ static CUresult fetch(struct mover *mover, int slot, char *host, size_t bytes)
 }
 
 /* While one slot is on its way the processor works on the other. CUDA_ERROR_NOT_READY: a sleep is to turn round. */
-static CUresult copy(struct mover *mover, const struct gr_memory *memory, char *host)
+static CUresult copy_memory(struct mover *mover, const struct gr_memory *memory, char *host)
 {
         bool out = mover->job->out;
         CUresult result = CUDA_SUCCESS, end;
@@ -149,11 +150,11 @@ static CUresult copy(struct mover *mover, const struct gr_memory *memory, char *
                                             : copy_piece(mover, slot, memory->ptr + at, host + at,
                                                          gr_min(SLOT_BYTES, memory->bytes - at));
                 if (result == CUDA_SUCCESS && out && at > 0)
-                        result = fetch(mover, slot ^ 1, host + last, SLOT_BYTES);
+                        result = fetch_slot(mover, slot ^ 1, host + last, SLOT_BYTES);
                 last = at;
         }
         if (result == CUDA_SUCCESS && out)
-                result = fetch(mover, slot ^ 1, host + last, memory->bytes - last);
+                result = fetch_slot(mover, slot ^ 1, host + last, memory->bytes - last);
         for (slot = 0; slot < 2; slot++) { /* also after an error: the slots and events serve again */
                 end = await_slot(mover, slot);
                 result = result == CUDA_SUCCESS ? end : result;
@@ -171,9 +172,9 @@ static CUresult move_out(struct mover *mover, struct gr_memory *memory)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         madvise(host, memory->bytes, MADV_HUGEPAGE);
         madvise(host, memory->bytes, MADV_DONTFORK); /* a child has no use for it */
-        result = copy(mover, memory, host);
+        result = copy_memory(mover, memory, host);
         if (result == CUDA_SUCCESS)
-                result = gr_operations_leave(memory, host);
+                result = gr_mapped_leave(memory, host);
         if (result != CUDA_SUCCESS)
                 munmap(host, memory->bytes);
         return result;
@@ -181,20 +182,20 @@ static CUresult move_out(struct mover *mover, struct gr_memory *memory)
 
 static CUresult move_in(struct mover *mover, struct gr_memory *memory)
 {
-        CUresult result = gr_operations_map_again(memory);
+        CUresult result = gr_mapped_map_again(memory);
 
         if (result != CUDA_SUCCESS)
                 return result;
-        result = copy(mover, memory, memory->host);
+        result = copy_memory(mover, memory, memory->host);
         if (result == CUDA_SUCCESS)
-                gr_operations_arrived(memory);
+                gr_mapped_arrived(memory);
         else
-                gr_operations_give_up(memory, true);
+                gr_mapped_give_up(memory, true);
         return result;
 }
 
 /* Moves one memory after the other until all are moved or one fails. */
-static void move(struct job *job)
+static void move_one_by_one(struct job *job)
 {
         struct mover mover = {.job = job};
         unsigned index = atomic_fetch_add(&job->movers, 1);
@@ -235,7 +236,7 @@ static void *mover_main(void *arg)
         struct job *job = arg;
 
         gr_operations_relax_captures();
-        move(job);
+        move_one_by_one(job);
         atomic_fetch_sub(&job->running, 1);
         return NULL;
 }
@@ -250,7 +251,7 @@ static void move_all(struct job *job)
                         break;
                 }
         }
-        move(job);
+        move_one_by_one(job);
         while (atomic_load(&job->running) > 0)
                 gr_driver.sleep_ns(MOVERS_NS);
 }
@@ -285,8 +286,8 @@ GR_HELD(sleep_lock) static char *make_ring(struct gr_context *context)
 
 /* Moves count memories, all of them in begin_move. Returns the bytes that were moved; *ret_result: the first error. */
 GR_HELD(sleep_lock)
-static uint64_t run(struct gr_context *context, bool out, struct gr_memory **memories, size_t count,
-                    CUresult *ret_result)
+static uint64_t move_memories(struct gr_context *context, bool out, struct gr_memory **memories, size_t count,
+                              CUresult *ret_result)
 {
         struct job job = {.context = context, .out = out, .memories = memories, .count = count};
         CUcontext popped;
@@ -321,14 +322,14 @@ struct plan {
 static struct gr_memory **begin_all(int device, bool asleep, uint64_t most_bytes, size_t *ret_count)
 {
         uint64_t *ptrs, bytes = 0;
-        size_t listed = gr_operations_list(device, asleep, &ptrs), count = 0;
+        size_t listed = gr_mapped_list(device, asleep, &ptrs), count = 0;
         struct gr_memory **memories = ptrs ? malloc((listed + 1) * sizeof(struct gr_memory *)) : NULL;
 
         for (size_t i = 0; memories && i < listed; i++) {
-                struct gr_memory *memory = gr_operations_begin_move(ptrs[i], asleep);
+                struct gr_memory *memory = gr_mapped_begin_move(ptrs[i], asleep);
 
                 if (memory && memory->bytes > most_bytes - bytes) {
-                        gr_operations_end_move(memory);
+                        gr_mapped_end_move(memory);
                 } else if (memory) {
                         bytes += memory->bytes;
                         memories[count++] = memory;
@@ -342,7 +343,7 @@ static struct gr_memory **begin_all(int device, bool asleep, uint64_t most_bytes
 static void end_all(struct gr_memory **memories, size_t count)
 {
         for (size_t i = 0; i < count; i++)
-                gr_operations_end_move(memories[i]);
+                gr_mapped_end_move(memories[i]);
         free(memories);
 }
 
@@ -365,7 +366,7 @@ GR_NOT_CHECKED static bool leave_from(struct gr_context *context, void *arg)
         gr_assert_locked(&sleep_lock);
         gr_rung_run(context, GR_RUNG_TRIM, UINT64_MAX);
         memories = begin_all(context->ordinal, false, most_bytes, &count);
-        plan->moved_bytes = run(context, true, memories, count, &plan->result);
+        plan->moved_bytes = move_memories(context, true, memories, count, &plan->result);
         end_all(memories, count);
         return false;
 }
@@ -377,10 +378,10 @@ static CUresult create_all(struct gr_memory **memories, size_t count)
         size_t i;
 
         for (i = 0; i < count && result == CUDA_SUCCESS; i++)
-                result = gr_operations_create_again(memories[i]);
+                result = gr_mapped_create_again(memories[i]);
         if (result != CUDA_SUCCESS)
                 while (i-- > 0)
-                        gr_operations_give_up(memories[i], false);
+                        gr_mapped_give_up(memories[i], false);
         return result;
 }
 
@@ -408,10 +409,10 @@ GR_NOT_CHECKED static bool return_to(struct gr_context *context, void *arg)
 
                 plan->result = memories ? create_all(memories, count) : CUDA_ERROR_OUT_OF_MEMORY;
                 if (plan->result == CUDA_SUCCESS) {
-                        plan->moved_bytes += run(context, false, memories, count, &plan->result);
+                        plan->moved_bytes += move_memories(context, false, memories, count, &plan->result);
                         for (size_t i = 0; i < count; i++)
                                 if (memories[i]->host && memories[i]->handle)
-                                        gr_operations_give_up(memories[i], false);
+                                        gr_mapped_give_up(memories[i], false);
                 }
                 end_all(memories, count);
                 /* Twice in any case: the driver may have failed only this once. */
@@ -429,7 +430,7 @@ GR_NOT_CHECKED static bool return_to(struct gr_context *context, void *arg)
  * Brings all memory back. While all contexts of a device are about to end none can be used, so this waits until they
  * have ended, and their memory with them, or stay. *ret_left: in vain, so that this memory did not come back.
  */
-GR_HELD(sleep_lock) static CUresult wake(bool *ret_left)
+GR_HELD(sleep_lock) static CUresult bring_back(bool *ret_left)
 {
         uint64_t begin_ns = gr_driver.now_ns(), until_ns = wait_until_ns(), bytes = 0;
 
@@ -476,7 +477,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
         working = true;
         if (atomic_load(&shut)) {
                 mode = gr_operations_relax_captures();
-                pass->result = wake(&left);
+                pass->result = bring_back(&left);
                 gr_operations_restore_captures(mode);
                 if (pass->result == CUDA_SUCCESS && left) {
                         atomic_fetch_add(part, 1);

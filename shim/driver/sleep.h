@@ -4,7 +4,7 @@
  *
  * What can leave is memory that is mapped for core/ (pool kinds auto and split). Its content is copied to host memory,
  * the driver gets the memory back, and the addresses stay reserved. What something beside these addresses relies on
- * stays (gr_operations_stay), and so does all else: bins, stream-ordered and managed memory, arrays, what the program
+ * stays (gr_mapped_stay), and so does all else: bins, stream-ordered and managed memory, arrays, what the program
  * maps itself.
  *
  * The sleep gate stands in front of each call of the program that may submit work, or touch or ask about device memory

@@ -7,6 +7,7 @@
 #include "base/no_cancel.h"
 #include "device/device.h"
 #include "device/overhead.h"
+#include "driver/mapped_memory.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/captures.h"
@@ -123,7 +124,7 @@ static struct gr_context *add_context(CUcontext handle, CUdevice dev)
 {
         struct gr_context *context = gr_core_context_add(&gr_core, handle, dev), *first = NULL;
 
-        gr_operations_use_device(dev);
+        gr_mapped_use_device(dev);
         if (!context || (!atomic_compare_exchange_strong(&only, &first, context) && first != context)) {
                 atomic_store(&several, true);
                 atomic_fetch_add(&gr_contexts_version, 1);

@@ -11,6 +11,7 @@
 #include "base/no_cancel.h"
 #include "device/device.h"
 #include "device/overhead.h"
+#include "driver/mapped_memory.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "driver/sleep.h"
@@ -74,7 +75,7 @@ static void mark_block_exported(CUdeviceptr block, const struct gr_block_info *i
 {
         gr_ledger_mark_exported(gr_core.ledger, block);
         if (gr_sleep_is_on())
-                gr_operations_stay(block, info->requested_bytes);
+                gr_mapped_stay(block, info->requested_bytes);
 }
 
 static void mark_exported(CUdeviceptr ptr)

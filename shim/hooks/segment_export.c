@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/no_cancel.h"
+#include "driver/mapped_memory.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "notes/note.h"
@@ -58,10 +59,10 @@ GR_HELD(gr_mappings) static bool describe_mapped(const struct gr_segment_handle 
         CUdeviceptr end = handle->base + handle->bytes;
 
         gr_assert_locked(&gr_mappings);
-        if (gr_operations_export(handle->base, &first, NULL) != CUDA_SUCCESS)
+        if (gr_mapped_export(handle->base, &first, NULL) != CUDA_SUCCESS)
                 return false;
         for (piece = first; piece.ptr + piece.bytes < end;)
-                if (gr_operations_export(piece.ptr + piece.bytes, &piece, NULL) != CUDA_SUCCESS)
+                if (gr_mapped_export(piece.ptr + piece.bytes, &piece, NULL) != CUDA_SUCCESS)
                         return false;
         reply->offset_bytes = handle->base - first.ptr;
         reply->all_bytes = piece.ptr + piece.bytes - first.ptr;
@@ -127,7 +128,7 @@ static void answer_asker(int asker)
 
                 /* One by one, as a process may not have as many descriptors as a large block has pieces. */
                 gr_lock(&gr_mappings);
-                good = is_there(&handle, &info) && gr_operations_export(at, &piece, &fd) == CUDA_SUCCESS;
+                good = is_there(&handle, &info) && gr_mapped_export(at, &piece, &fd) == CUDA_SUCCESS;
                 gr_unlock(&gr_mappings);
                 fd = good ? gr_message_begin(fd) : -1;
                 if (fd < 0)

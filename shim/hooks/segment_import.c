@@ -9,6 +9,7 @@
 
 #include "base/no_cancel.h"
 #include "device/device.h"
+#include "driver/mapped_memory.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/segment_export.h"
@@ -76,7 +77,7 @@ static CUresult map_piece(CUdeviceptr at, size_t bytes, int fd)
 }
 
 /*
- * Unmaps mapped_bytes at `at`, and gives the addresses back, all_bytes from there on. adopted: gr_operations_adopt has
+ * Unmaps mapped_bytes at `at`, and gives the addresses back, all_bytes from there on. adopted: gr_mapped_adopt has
  * succeeded for them.
  */
 static CUresult unmap_opening(CUdeviceptr at, size_t mapped_bytes, size_t all_bytes, bool adopted)
@@ -90,7 +91,7 @@ static CUresult unmap_opening(CUdeviceptr at, size_t mapped_bytes, size_t all_by
                         break;
         }
         if (result == CUDA_SUCCESS && adopted)
-                gr_operations_disown(at);
+                gr_mapped_disown(at);
         if (result == CUDA_SUCCESS)
                 gr_real.cuMemAddressFree(at, all_bytes);
         gr_unlock(&gr_mappings);
@@ -137,7 +138,7 @@ static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
         result = map_all(exporter, opening->at, opening->all_bytes, &mapped);
         if (result == CUDA_SUCCESS) {
                 gr_lock(&gr_mappings);
-                result = gr_operations_adopt(opening->at, opening->all_bytes, dev, NULL);
+                result = gr_mapped_adopt(opening->at, opening->all_bytes, dev, NULL);
                 gr_unlock(&gr_mappings);
         }
         if (result != CUDA_SUCCESS)

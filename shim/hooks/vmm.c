@@ -16,6 +16,7 @@
 #include "base/hash.h"
 #include "base/no_cancel.h"
 #include "device/device.h"
+#include "driver/mapped_memory.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/context.h"

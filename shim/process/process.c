@@ -16,6 +16,7 @@
 #include "device/device.h"
 #include "device/neighbour.h"
 #include "device/overhead.h"
+#include "driver/mapped_memory.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "driver/sleep.h"
@@ -342,6 +343,7 @@ static void set_up(void)
                 config.graph_arena = GR_GRAPH_PRIVATE;
         }
         gr_operations_init(&callbacks);
+        gr_mapped_init();
         gr_driver.refresh_pools = refresh_pools;
         gr_driver.trim_pools = trim_pools;
         gr_driver.trim_host_pools = gr_stream_ordered_trim_host;
