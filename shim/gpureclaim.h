@@ -68,10 +68,11 @@ int gpureclaim_unregister(uint64_t id);
 int64_t gpureclaim_reclaim(int device, const char *rung, uint64_t want_bytes);
 
 struct gpureclaim_status {
-        size_t struct_bytes;     /* set by the caller; the library fills no more than that */
-        uint64_t live_bytes;     /* allocated by the program, not freed yet */
-        uint64_t cached_bytes;   /* freed by the program and kept for its next requests */
-        uint64_t reserved_bytes; /* from the driver: live, cached, graph_bytes, and the unused rest of small blocks */
+        size_t struct_bytes;   /* set by the caller; the library fills no more than that */
+        uint64_t live_bytes;   /* allocated by the program, not freed yet */
+        uint64_t cached_bytes; /* freed by the program and kept for its next requests */
+        /* From the driver: live, cached, graph_bytes, and the unused rest of small blocks; not what is asleep. */
+        uint64_t reserved_bytes;
         uint64_t peak_live_bytes;
         uint64_t peak_reserved_bytes;
         uint64_t hard_limit_bytes;   /* UINT64_MAX: none */

@@ -10,7 +10,7 @@
 #include "command.h"
 #include "system/platform.h"
 
-#define SLEEP_NS       UINT64_C(10000000000) /* how long a process that works is asked to sleep */
+#define SLEEP_NS       UINT64_C(10000000000) /* how long a busy process is asked again and again */
 #define SLEEP_PAUSE_US 20000
 
 /* 0: not a pid. */
@@ -236,9 +236,10 @@ int command_sleep(const struct arguments *arguments)
                                 continue;
                         }
                         complain("sleep: process %u: %s", pid,
-                                 rc == -EBUSY ? "it goes on working, has no memory that can leave the GPU, or runs "
-                                                "without GPURECLAIM_SLEEP=demand"
-                                              : failure(rc));
+                                 rc == -EBUSY
+                                         ? "it was busy all the time, has no memory that can leave the GPU, or may "
+                                           "not sleep (GPURECLAIM_SLEEP in docs/options.md)"
+                                         : failure(rc));
                         status = EXIT_FAILURE;
                 }
         if (status == EXIT_SUCCESS && found == 0)

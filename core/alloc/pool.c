@@ -52,8 +52,8 @@ static struct gr_block *take_behind_barrier(struct gr_source_request *request)
 
 /*
  * Whether fresh memory is better than to pay for what makes freed memory usable: a barrier or, where that is dear, a
- * look at the events. In a loop of allocations and frees, one of these then readies many blocks instead of one. Where
- * it says no, usable blocks of other arenas may have come into the own bin.
+ * look at the events. In a loop of allocations and frees, one of these then readies many blocks instead of one. If it
+ * returns false, it may have moved usable blocks of other arenas into the own bin.
  */
 static bool prefer_fresh_block(const struct gr_source_request *request)
 {
@@ -61,7 +61,7 @@ static bool prefer_fresh_block(const struct gr_source_request *request)
                gr_preallocate_or_gather(request->arena, request->class);
 }
 
-/* As prefer_fresh_block: small requests may use the slack, while nothing exceeds that or a limit. */
+/* The same for a range: only for small requests, and only while slack and limits have room for a page more. */
 static bool prefer_fresh_range(const struct gr_source_request *request)
 {
         struct gr_context *context = request->context;

@@ -36,11 +36,11 @@ static inline uint64_t gr_pool_alloc_fast(struct gr_context *context, size_t byt
  * The slow path of gr_pool_alloc, for a request for which gr_pool_alloc_fast returned 0. Its steps; the first that has
  * a block ends it, and the block is handed out:
  *
- *   1 own bin or fastbin     where blocks wait in the thread's own, and a barrier is cheap: the barrier, then one of
- *                             them, in place of 2 and 3; now and then 4 comes first (prefer_fresh_block)
+ *   1 own bin or fastbin      if blocks wait in that of the thread, and a barrier is cheap: the barrier, then one of
+ *                             them. 2 and 3 are left out then; sometimes 4 comes first (prefer_fresh_block)
  *   2 gr_source_take          a usable block of any bin, or a usable range (alloc/source.h)
- *   3 a barrier or a look     the same, after a barrier where that is cheap; else after a look at the events, and where
- *                             much waits after a barrier all the same
+ *   3 a barrier or a look     as 2, after a barrier. Where that is not cheap: after a look at the events, and after a
+ *                             barrier only where much waits. If a range waits in the fastbin, the look comes before 2
  *   4 gr_source_fresh         fresh memory of the driver, within the budget
  *   5 gr_ladder_climb         what each rung of the ladder gets back (alloc/ladder.h)
  *

@@ -3,8 +3,8 @@
  * misses the processor's caches and the TLB; a look-up then costs one miss for the address and one for what it belongs
  * to, where chains cost four and more (docs/measurements.md, ledger-table).
  *
- * The table owns its slots only, and takes no lock: its owner frees the values, and locks it. Zero bytes are an empty
- * table.
+ * The table has no lock of its own: its owner locks it, and frees the values. Only put and clear take a lock inside, of
+ * rank GR_RANK_METADATA, for the memory of the slots. Zero bytes are an empty table.
  */
 #ifndef GR_ADDRESS_TABLE_H
 #define GR_ADDRESS_TABLE_H
@@ -29,8 +29,8 @@ struct gr_address_table {
 };
 
 /*
- * Fibonacci hashing, of addresses and of sizes: they are multiples of 512, so the low bits say little; the product's
- * high bits mix all.
+ * Fibonacci hashing, of addresses and of sizes. Those of device memory are multiples of 512, so the low 9 bits do not
+ * count. The product's high bits mix all others.
  */
 static inline uint64_t gr_address_hash(uint64_t ptr)
 {

@@ -17,8 +17,8 @@ struct gr_context;
 
 enum gr_block_state {
         GR_BLOCK_LIVE,   /* the program has it */
-        GR_BLOCK_CACHED, /* freed by the program: in a bin or fastbin, parked, or on its way there or to the driver */
-        GR_BLOCK_GONE,   /* its memory went with its context */
+        GR_BLOCK_CACHED, /* the library has it: new, in a bin or fastbin, parked, or on its way */
+        GR_BLOCK_GONE,   /* its memory went with its context, or it is out of the ledger */
 };
 
 enum gr_block_flags {

@@ -28,9 +28,9 @@ struct gr_memory {
         size_t bytes;                        /* constant */
         int device;                          /* constant */
         bool released;                       /* core/ has given it up; mappings may be left */
-        bool stays;                          /* something beside the mapping relies on it, so it must not leave */
+        bool stays;                          /* somebody outside the library uses it, so it must not leave */
         bool moving;                         /* a thread moves it to the host or back; it is not unmapped meanwhile */
-        unsigned mapped;                     /* how many addresses it is mapped at */
+        unsigned mapped;                     /* at how many addresses, also while it is asleep */
         uint64_t ptr;                        /* where it was mapped last; 0: not there any more */
         void *host; /* its content, while that is not on the device; NULL: it is. Then nothing is mapped at ptr */
 };
@@ -61,7 +61,7 @@ CUresult gr_mapped_export(uint64_t ptr, struct gr_piece *ret_piece, int *ret_fd)
  * thread may call these for one memory, between begin_move and end_move. No lock is held.
  */
 
-/* Something beside the mappings relies on what is mapped in [ptr, ptr + bytes): it stays on the device for good. */
+/* Somebody outside the library uses what is mapped in [ptr, ptr + bytes): it stays on the device for good. */
 void gr_mapped_stay(uint64_t ptr, size_t bytes);
 
 /* The addresses of the memory of device that is asleep, or that is not. The caller frees *ret_ptrs. */
@@ -82,7 +82,7 @@ CUresult gr_mapped_create_again(struct gr_memory *memory);
 CUresult gr_mapped_map_again(struct gr_memory *memory);
 void gr_mapped_arrived(struct gr_memory *memory);
 
-/* In place of arrived: gives back what was created again, and mapped; the content is still in the host's memory. */
+/* In place of arrived: gives back what was created again, and unmaps it where it was mapped; host keeps the content. */
 void gr_mapped_give_up(struct gr_memory *memory, bool mapped);
 
 /* Adds to gr_driver what maps memory, where the driver has all that it takes. After gr_operations_init. */

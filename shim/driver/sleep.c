@@ -20,14 +20,14 @@
 #include "system/environment.h"
 #include "system/workers.h"
 
-#define MOVERS_MAX 14                 /* threads that copy: these fill the link (docs/measurements.md, sleep-copies) */
-#define SLOT_BYTES ((size_t)8 << 20)  /* of pinned memory; each mover has two, one of which is in flight */
-#define IDLE_NS    UINT64_C(80000000) /* longest wait for the GPU while the gate is open */
-#define SHUT_NS    UINT64_C(10000000) /* and while it is shut */
-#define SHUT_LOOKS 10000              /* how often the gate is looked at for those inside */
-#define WAKE_NS    UINT64_C(10000000000) /* longest wait for memory to be had again, unless GPURECLAIM_WAIT is set */
-#define PAUSE_NS   UINT64_C(2000000)     /* between two tries to have it */
-#define MOVERS_NS  UINT64_C(100000)      /* between two looks whether the movers are done */
+#define MOVERS_MAX   14 /* threads that copy: in, these nearly fill the link (docs/measurements.md, sleep-copies) */
+#define BUFFER_BYTES ((size_t)8 << 20)     /* of pinned memory; each mover has two, one of which is in flight */
+#define IDLE_NS      UINT64_C(80000000)    /* longest wait for the GPU while the gate is open */
+#define SHUT_NS      UINT64_C(10000000)    /* and while it is shut */
+#define SHUT_LOOKS   10000                 /* how often the gate is looked at for those inside */
+#define WAKE_NS      UINT64_C(10000000000) /* longest wait for memory to be had again, unless GPURECLAIM_WAIT is set */
+#define PAUSE_NS     UINT64_C(2000000)     /* between two tries to have it */
+#define MOVERS_NS    UINT64_C(100000)      /* between two looks whether the movers are done */
 
 GR_HOT_DATA _Atomic bool gr_sleep_on;
 static _Atomic bool shut, ending;
@@ -43,7 +43,7 @@ static struct gr_lock sleep_lock = GR_LOCK_INIT(GR_RANK_SLEEP);
 static struct {
         struct gr_context *context; /* NULL: there is none yet */
         uint32_t number;            /* of the context, as its structure may have another owner by now */
-        char *slots;
+        char *buffers;
 } ring GR_GUARDED_BY(sleep_lock);
 
 /* Memory that moves, shared by the movers. */
@@ -53,7 +53,7 @@ struct job {
         size_t count;
         bool out;
         CUstream stream;
-        char *slots; /* NULL: copied without them */
+        char *buffers; /* NULL: copied without them */
         _Atomic size_t next;
         _Atomic unsigned movers, running;
         _Atomic uint64_t moved_bytes;
@@ -63,7 +63,7 @@ struct job {
 /* One mover's. */
 struct mover {
         const struct job *job;
-        char *slots[2]; /* NULL: none */
+        char *buffers[2]; /* NULL: none */
         CUevent events[2];
         bool pending[2];
 };
@@ -87,27 +87,27 @@ bool gr_sleep_is_asleep(void)
         return atomic_load(&shut);
 }
 
-/* Whether a sleep that has begun should turn round. */
+/* Whether a sleep that has begun should stop: a call waits at the gate, or the process ends. */
 static bool is_wanted(void)
 {
         return atomic_load(&waiting) > 0 || atomic_load(&ending);
 }
 
-/* Waits until the copy from or to the slot is done. */
-static CUresult await_slot(struct mover *mover, int slot)
+/* Waits until the copy from or to the buffer is done. */
+static CUresult await_buffer(struct mover *mover, int buffer)
 {
-        CUresult result = mover->pending[slot] ? gr_real.cuEventSynchronize(mover->events[slot]) : CUDA_SUCCESS;
+        CUresult result = mover->pending[buffer] ? gr_real.cuEventSynchronize(mover->events[buffer]) : CUDA_SUCCESS;
 
-        mover->pending[slot] = false;
+        mover->pending[buffer] = false;
         return result;
 }
 
-/* Copies a piece to the host's memory or back, with the slot in between. */
-static CUresult copy_piece(struct mover *mover, int slot, CUdeviceptr ptr, char *host, size_t bytes)
+/* Copies a chunk to host memory or back, through the buffer. */
+static CUresult copy_chunk(struct mover *mover, int buffer, CUdeviceptr ptr, char *host, size_t bytes)
 {
         CUstream stream = mover->job->stream;
-        char *between = mover->slots[slot];
-        CUresult result = await_slot(mover, slot);
+        char *between = mover->buffers[buffer];
+        CUresult result = await_buffer(mover, buffer);
 
         gr_operations_callbacks->going_on(); /* or the process that asked for it takes this one for hung */
         if (result != CUDA_SUCCESS)
@@ -122,41 +122,41 @@ static CUresult copy_piece(struct mover *mover, int slot, CUdeviceptr ptr, char 
         result = mover->job->out ? gr_real.cuMemcpyDtoHAsync_v2(between, ptr, bytes, stream)
                                  : gr_real.cuMemcpyHtoDAsync_v2(ptr, between, bytes, stream);
         if (result == CUDA_SUCCESS)
-                result = gr_real.cuEventRecord(mover->events[slot], stream);
-        mover->pending[slot] = result == CUDA_SUCCESS;
+                result = gr_real.cuEventRecord(mover->events[buffer], stream);
+        mover->pending[buffer] = result == CUDA_SUCCESS;
         return result;
 }
 
-/* Takes from the slot what has come from the device. */
-static CUresult fetch_slot(struct mover *mover, int slot, char *host, size_t bytes)
+/* Takes from the buffer what has come from the device. */
+static CUresult fetch_buffer(struct mover *mover, int buffer, char *host, size_t bytes)
 {
-        CUresult result = await_slot(mover, slot);
+        CUresult result = await_buffer(mover, buffer);
 
-        if (result == CUDA_SUCCESS && mover->slots[slot])
-                memcpy(host, mover->slots[slot], bytes);
+        if (result == CUDA_SUCCESS && mover->buffers[buffer])
+                memcpy(host, mover->buffers[buffer], bytes);
         return result;
 }
 
-/* While one slot is on its way the processor works on the other. CUDA_ERROR_NOT_READY: a sleep is to turn round. */
+/* While one buffer is on its way the processor works on the other. CUDA_ERROR_NOT_READY: the sleep has to stop. */
 static CUresult copy_memory(struct mover *mover, const struct gr_memory *memory, char *host)
 {
         bool out = mover->job->out;
         CUresult result = CUDA_SUCCESS, end;
         size_t at, last = 0;
-        int slot = 0;
+        int buffer = 0;
 
-        for (at = 0; at < memory->bytes && result == CUDA_SUCCESS; at += SLOT_BYTES, slot ^= 1) {
+        for (at = 0; at < memory->bytes && result == CUDA_SUCCESS; at += BUFFER_BYTES, buffer ^= 1) {
                 result = out && is_wanted() ? CUDA_ERROR_NOT_READY
-                                            : copy_piece(mover, slot, memory->ptr + at, host + at,
-                                                         gr_min(SLOT_BYTES, memory->bytes - at));
+                                            : copy_chunk(mover, buffer, memory->ptr + at, host + at,
+                                                         gr_min(BUFFER_BYTES, memory->bytes - at));
                 if (result == CUDA_SUCCESS && out && at > 0)
-                        result = fetch_slot(mover, slot ^ 1, host + last, SLOT_BYTES);
+                        result = fetch_buffer(mover, buffer ^ 1, host + last, BUFFER_BYTES);
                 last = at;
         }
         if (result == CUDA_SUCCESS && out)
-                result = fetch_slot(mover, slot ^ 1, host + last, memory->bytes - last);
-        for (slot = 0; slot < 2; slot++) { /* also after an error: the slots and events serve again */
-                end = await_slot(mover, slot);
+                result = fetch_buffer(mover, buffer ^ 1, host + last, memory->bytes - last);
+        for (buffer = 0; buffer < 2; buffer++) { /* also after an error: the buffers and events serve again */
+                end = await_buffer(mover, buffer);
                 result = result == CUDA_SUCCESS ? end : result;
         }
         return result;
@@ -208,10 +208,10 @@ static void move_one_by_one(struct job *job)
                                                        CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
                         if (result != CUDA_SUCCESS)
                                 mover.events[i] = NULL;
-                        else if (job->slots)
-                                mover.slots[i] = job->slots + (2 * index + (unsigned)i) * SLOT_BYTES;
+                        else if (job->buffers)
+                                mover.buffers[i] = job->buffers + (2 * index + (unsigned)i) * BUFFER_BYTES;
                 }
-                result = CUDA_SUCCESS; /* without an event the slot is not used */
+                result = CUDA_SUCCESS; /* without an event the buffer is not used */
                 while (result == CUDA_SUCCESS && atomic_load(&job->result) == CUDA_SUCCESS) {
                         size_t next = atomic_fetch_add(&job->next, 1);
 
@@ -241,10 +241,10 @@ static void *mover_main(void *arg)
         return NULL;
 }
 
-/* Moves what the job has, by as many threads as there are slots for. */
+/* Moves what the job has, by as many threads as there are buffers for. */
 static void move_all(struct job *job)
 {
-        for (unsigned i = 1; job->slots && i < most_movers && i < job->count; i++) {
+        for (unsigned i = 1; job->buffers && i < most_movers && i < job->count; i++) {
                 atomic_fetch_add(&job->running, 1);
                 if (!gr_workers_start_thread(mover_main, job)) {
                         atomic_fetch_sub(&job->running, 1);
@@ -264,7 +264,7 @@ GR_NOT_CHECKED static bool move_with_ring(struct gr_context *context, void *arg)
         gr_assert_locked(&sleep_lock);
         if (context != ring.context || atomic_load(&context->number) != ring.number)
                 return true;
-        job->slots = ring.slots;
+        job->buffers = ring.buffers;
         move_all(job);
         return false;
 }
@@ -272,16 +272,17 @@ GR_NOT_CHECKED static bool move_with_ring(struct gr_context *context, void *arg)
 /* Takes pinned memory in the context, for good, as pinning takes long. NULL: it cannot be had. */
 GR_HELD(sleep_lock) static char *make_ring(struct gr_context *context)
 {
-        size_t bytes = 2 * SLOT_BYTES * most_movers;
-        void *slots;
+        size_t bytes = 2 * BUFFER_BYTES * most_movers;
+        void *buffers;
 
         gr_assert_locked(&sleep_lock);
         ring.context = NULL;
-        if (!gr_real.cuMemHostAlloc || gr_real.cuMemHostAlloc(&slots, bytes, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
+        if (!gr_real.cuMemHostAlloc ||
+            gr_real.cuMemHostAlloc(&buffers, bytes, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
                 return NULL;
         ring.context = context;
         ring.number = atomic_load(&context->number);
-        return ring.slots = slots;
+        return ring.buffers = buffers;
 }
 
 /* Moves count memories, all of them in begin_move. Returns the bytes that were moved; *ret_result: the first error. */
@@ -301,8 +302,8 @@ static uint64_t move_memories(struct gr_context *context, bool out, struct gr_me
                 gr_context_each(&gr_core, -1, move_with_ring, &job);
         else
                 atomic_store(&job.result, CUDA_ERROR_INVALID_CONTEXT);
-        if (job.stream && !job.slots) { /* there is none yet, or its context ends */
-                job.slots = make_ring(context);
+        if (job.stream && !job.buffers) { /* there is none yet, or its context ends */
+                job.buffers = make_ring(context);
                 move_all(&job);
         }
         gr_real.cuCtxPopCurrent_v2(&popped);
@@ -427,10 +428,11 @@ GR_NOT_CHECKED static bool return_to(struct gr_context *context, void *arg)
 }
 
 /*
- * Brings all memory back. While all contexts of a device are about to end none can be used, so this waits until they
- * have ended, and their memory with them, or stay. *ret_left: in vain, so that this memory did not come back.
+ * Brings all memory back. While all contexts of a device are about to end, none can be used to copy. So this waits
+ * until they have ended, with their memory, or turn out to stay. *ret_missing: neither came in time, and their memory
+ * is still asleep.
  */
-GR_HELD(sleep_lock) static CUresult bring_back(bool *ret_left)
+GR_HELD(sleep_lock) static CUresult bring_back(bool *ret_missing)
 {
         uint64_t begin_ns = gr_driver.now_ns(), until_ns = wait_until_ns(), bytes = 0;
 
@@ -443,7 +445,7 @@ GR_HELD(sleep_lock) static CUresult bring_back(bool *ret_left)
                         if (plan.visited)
                                 break;
                         if (gr_driver.now_ns() >= until_ns || atomic_load(&ending)) {
-                                *ret_left = true;
+                                *ret_missing = true;
                                 break;
                         }
                         gr_driver.sleep_ns(PAUSE_NS);
@@ -461,13 +463,13 @@ GR_HELD(sleep_lock) static CUresult bring_back(bool *ret_left)
 }
 
 /*
- * The gate is shut: wakes the process. Where memory is left of a context that does not come to its end, the gate stays
- * shut, but the call is counted in part, and goes on.
+ * The gate is shut: wakes the process. If all contexts of a device are about to end for too long, their memory cannot
+ * come back: then the gate stays shut, but this call is counted as inside, in *part, and goes on.
  */
 static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
 {
         CUstreamCaptureMode mode;
-        bool left = false;
+        bool missing = false;
         GR_KEEP_ERRNO;
         GR_NO_CANCEL;
 
@@ -477,9 +479,9 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
         working = true;
         if (atomic_load(&shut)) {
                 mode = gr_operations_relax_captures();
-                pass->result = bring_back(&left);
+                pass->result = bring_back(&missing);
                 gr_operations_restore_captures(mode);
-                if (pass->result == CUDA_SUCCESS && left) {
+                if (pass->result == CUDA_SUCCESS && missing) {
                         atomic_fetch_add(part, 1);
                         pass->inside = part;
                 } else if (pass->result == CUDA_SUCCESS) {
@@ -541,12 +543,12 @@ static bool is_context_idle(struct gr_context *context, void *arg)
         return idle->idle;
 }
 
-/* Whether all work of all contexts has finished within so long. Beside captures and ends of contexts: no. */
+/* Whether all work of all contexts finishes within most_ns. Not while a capture is open or a context ends. */
 static bool is_idle(uint64_t most_ns)
 {
         struct idle idle = {.until_ns = gr_driver.now_ns() + most_ns, .idle = true};
 
-        if (gr_gate_is_open(&gr_core.gate))
+        if (gr_gate_is_open(&gr_core.gate)) /* a capture is open */
                 return false;
         gr_context_each(&gr_core, -1, is_context_idle, &idle);
         return idle.idle && !gr_context_one_ends(&gr_core);
@@ -572,7 +574,7 @@ uint64_t gr_sleep_begin(int device)
         working = false;
         gr_unlock(&sleep_lock);
         if (plan.moved_bytes > 0)
-                gr_log(GR_LOG_INFO, "device %d: asleep, %" PRIu64 " MiB left in %" PRIu64 " ms", device,
+                gr_log(GR_LOG_INFO, "device %d: asleep, %" PRIu64 " MiB went to host memory in %" PRIu64 " ms", device,
                        plan.moved_bytes >> 20, (gr_driver.now_ns() - begin_ns) / 1000000);
         return plan.moved_bytes;
 }

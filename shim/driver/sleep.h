@@ -47,7 +47,7 @@ static inline bool gr_sleep_is_on(void)
 /* Allows sleep, with at most host_bytes of host memory. */
 void gr_sleep_init(uint64_t host_bytes);
 
-/* The process ends: no sleep begins after this, and one that has begun turns round. */
+/* The process ends: no sleep begins after this, and one that has begun is stopped. */
 void gr_sleep_end(void);
 
 /*

@@ -32,8 +32,8 @@ static inline struct gr_context *gr_context_current(void)
 bool gr_context_make_room(int device, unsigned *tries);
 
 /*
- * The result of call, an expression, which is tried again after gr_context_make_room where it lacks memory; of which
- * results that is so, lacks says.
+ * The result of call, an expression. While lacks(result) says that it failed for lack of memory, and
+ * gr_context_make_room gets some back, it is tried again.
  */
 #define GR_WITH_ROOM_WHERE(lacks, device, call)                                                                        \
         ({                                                                                                             \

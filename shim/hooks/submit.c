@@ -8,8 +8,9 @@
  * A launch may take memory: for code that is loaded at its first use, for the local memory of its threads, and for the
  * heap that kernels allocate from. Where the driver has none left, it gets what is cached.
  *
- * Every launch passes one of these hooks, so they only compare the stream's handle, a flag, and the result. Copies and
- * fills for which the host waits have no hook here, as they alone overlap with nothing.
+ * Every launch passes one of these hooks, so they only compare the stream's handle, two flags, and the result. Copies
+ * and fills for which the host waits are not here, as they alone overlap with nothing; they only pass the sleep gate
+ * (gated.c).
  */
 #include "hooks/submit.h"
 
@@ -37,8 +38,8 @@ void gr_submit_begin(CUstream stream, enum gr_null_stream null_stream)
 }
 
 /*
- * Whether a launch failed for lack of memory. Where the heap has no room the driver says "out of resources", as it does
- * of a block that needs too much of a multiprocessor.
+ * Whether a launch failed for lack of memory. "Out of resources" means that the heap has no room, or that a block needs
+ * more of a multiprocessor than there is. In the first case the driver reckons that a block fits.
  */
 static __attribute__((noinline, cold)) bool launch_lacks_memory(CUresult result, CUfunction function, unsigned threads,
                                                                 size_t shared_bytes)
@@ -53,7 +54,7 @@ static __attribute__((noinline, cold)) bool launch_lacks_memory(CUresult result,
                blocks > 0;
 }
 #define LAUNCH_LACKS_MEMORY(result) launch_lacks_memory(result, function, block_x *block_y *block_z, shared_bytes)
-#define CONFIGURED_LACKS_MEMORY(result)                                                                                \
+#define LAUNCH_EX_LACKS_MEMORY(result)                                                                                 \
         launch_lacks_memory(result, function, config->blockDimX * config->blockDimY * config->blockDimZ,               \
                             config->sharedMemBytes)
 
@@ -145,7 +146,7 @@ static CUresult launch_captured(const CUlaunchConfig *config, CUfunction functio
                                              is_first(config ? config->hStream : NULL, null_stream),                   \
                                      0))                                                                               \
                         real = symbol##_rare;                                                                          \
-                return GR_WITH_ROOM_WHERE(CONFIGURED_LACKS_MEMORY, -1, real(config, function, values, extra));         \
+                return GR_WITH_ROOM_WHERE(LAUNCH_EX_LACKS_MEMORY, -1, real(config, function, values, extra));          \
         }
 LAUNCH_EX(cuLaunchKernelEx, GR_NULL_LEGACY)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, GR_NULL_PER_THREAD)

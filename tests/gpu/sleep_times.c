@@ -96,8 +96,8 @@ int main(int argc, char **argv)
                 wrong += wrong_words();
                 out = round && out < out_now ? out : out_now;
                 in = round && in < in_now ? in : in_now;
-                printf("%.0f MiB of %.0f left in %.3f s, and were back in %.3f s\n", gt_mib(before - after),
-                       gt_mib(size), out_now, in_now);
+                printf("%.0f MiB of %.0f went to host memory in %.3f s, and were back in %.3f s\n",
+                       gt_mib(before - after), gt_mib(size), out_now, in_now);
                 if (before < after || before - after < size / 10 * 9)
                         gt_die("too little has left the device");
         }
