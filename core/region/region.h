@@ -277,9 +277,10 @@ bool gr_region_await(struct gr_region *region, unsigned slot, uint64_t owner, ui
  * most for their share. Those that give no sign of life are waited for quiet_ns, all together; those whose heartbeat
  * goes on until max(GR_REGION_ASK_NS, quiet_ns) after the call. Returns the bytes that they say they gave. A process
  * that did not answer is not asked again until it has. cached_only leaves out those that publish no cached memory: an
- * answer costs the neighbour work, so a caller that asks repeatedly sets it.
+ * answer costs the neighbour work, so a caller that asks repeatedly sets it. (docs/measurements.md, neighbour-answers,
+ * has how long an answer may take.)
  */
-#define GR_REGION_ASK_NS UINT64_C(2000000000)
+#define GR_REGION_ASK_NS UINT64_C(10000000000)
 uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t quiet_ns, bool cached_only);
 
 /*
