@@ -84,6 +84,36 @@ static bool much_was_cached(const struct report *report, char *text)
         return false;
 }
 
+/* Writes the place in the program that allocates: the innermost line of Python, or else the innermost function. */
+static void name_place(const struct origin *origin, char *text, size_t bytes)
+{
+        size_t at = 0;
+
+        while (at + 1 < origin->frame_count && !is_python(&origin->frames[at]))
+                at++;
+        at = is_python(&origin->frames[at]) ? at : 0;
+        format_frame(&origin->frames[at], places_of(&origin->frames[at], &(size_t){0}), text, bytes);
+}
+
+/* What one origin has is half of the peak or more. */
+static bool one_origin_makes_the_peak(const struct report *report, char *text)
+{
+        const struct origins *origins = report->peak_instant ? &report->peak_instant->origins : NULL;
+        const struct origin *first = origins && origins->count > 0 ? &origins->list[0] : NULL;
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], where[256];
+        double share = first ? first->all_bytes / (double)report->peak.bytes : 0;
+
+        if (share < 0.5 || first->frame_count == 0)
+                return false;
+        name_place(first, where, sizeof(where));
+        snprintf(text, ADVICE_BYTES,
+                 "%s%.0f %% of the peak of %s was allocated by %s. Without that the peak would be %s%s.",
+                 origins->most_sample_bytes ? "About " : "", 100 * (share < 1 ? share : 1),
+                 gr_size_format(report->peak.bytes, a, sizeof(a)), where, origins->most_sample_bytes ? "about " : "",
+                 gr_size_format(peak_without(report, first), b, sizeof(b)));
+        return true;
+}
+
 /* Blocks of one size are half of the peak or more. */
 static bool one_size_makes_the_peak(const struct report *report, char *text)
 {
@@ -100,22 +130,22 @@ static bool one_size_makes_the_peak(const struct report *report, char *text)
         return true;
 }
 
+static bool peak_has_a_cause(const struct report *report, char *text)
+{
+        return one_origin_makes_the_peak(report, text) || one_size_makes_the_peak(report, text);
+}
+
 /* A tenth of the peak or more was live at the end. */
 static bool much_was_never_freed(const struct report *report, char *text)
 {
         const struct origin *first = report->has_origins && report->origins.count > 0 ? report->origins.list : NULL;
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], where[256];
-        size_t frame = 0;
 
         if (report->end.bytes == 0 || report->end.bytes < report->peak.bytes / 10)
                 return false;
         gr_size_format(report->end.bytes, a, sizeof(a));
         if (first && first->frame_count > 0) {
-                while (frame + 1 < first->frame_count && !is_python(&first->frames[frame]))
-                        frame++;
-                frame = is_python(&first->frames[frame]) ? frame : 0;
-                format_frame(&first->frames[frame], places_of(&first->frames[frame], &(size_t){0}), where,
-                             sizeof(where));
+                name_place(first, where, sizeof(where));
                 snprintf(text, ADVICE_BYTES, "%s was never freed, %s%s of it allocated by %s.", a,
                          report->origins.header.sample_bytes ? "about " : "",
                          gr_size_format((uint64_t)first->all_bytes, b, sizeof(b)), where);
@@ -129,8 +159,8 @@ static bool much_was_never_freed(const struct report *report, char *text)
 size_t advise(const struct report *report, char texts[ADVICE_MOST][ADVICE_BYTES])
 {
         static bool (*const sentences[])(const struct report *, char *) = {
-                requests_failed, memory_was_waited_for,   driver_was_asked_often,
-                much_was_cached, one_size_makes_the_peak, much_was_never_freed,
+                requests_failed, memory_was_waited_for, driver_was_asked_often,
+                much_was_cached, peak_has_a_cause,      much_was_never_freed,
         };
         size_t count = 0;
 

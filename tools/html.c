@@ -13,7 +13,7 @@
 #include "report_page.h" /* made of report.html */
 
 #define SIZES_MOST   50
-#define ORIGINS_MOST 200
+#define ORIGINS_MOST 60  /* of one instant */
 #define MARK_PARTS   200 /* of the time: marks of one kind in one part are one mark */
 
 #define RUNG_WORD(id, word, ...) "ladder: " word,
@@ -143,7 +143,7 @@ static void add_marks(struct gr_json *json, const struct report *report)
 }
 
 /* The frames innermost first, as gpureclaim leaks shows them without --native. */
-static void add_origin(struct gr_json *json, const struct origin *origin)
+static void add_frames(struct gr_json *json, const struct origin *origin)
 {
         bool any_python = false;
         char text[512];
@@ -152,9 +152,6 @@ static void add_origin(struct gr_json *json, const struct origin *origin)
         for (size_t i = 0; i < origin->frame_count; i++)
                 any_python |= is_python(&origin->frames[i]);
         gr_json_array(json, NULL);
-        gr_json_number(json, NULL, "%.0f", origin->all_bytes);
-        gr_json_number(json, NULL, "%.0f", origin->all_blocks);
-        gr_json_count(json, NULL, origin->oldest_ns);
         for (size_t i = 0; i < origin->frame_count; i++) {
                 const struct frame *frame = &origin->frames[i];
                 const struct place *places = places_of(frame, &count);
@@ -171,17 +168,53 @@ static void add_origin(struct gr_json *json, const struct origin *origin)
         gr_json_close(json);
 }
 
-static void add_origins(struct gr_json *json, const struct origins *origins)
+/* The time, all live bytes, how many origins they have, and of the largest: its place among the stacks, and bytes. */
+static void add_instant(struct gr_json *json, const struct instant *instant, uint32_t *places,
+                        const struct origin **stacks, uint32_t *stack_count)
 {
+        const struct origins *origins = &instant->origins;
+
+        gr_json_array(json, NULL);
+        gr_json_count(json, NULL, instant->at);
+        gr_json_number(json, NULL, "%.0f", origins->whole.all_bytes);
+        gr_json_count(json, NULL, origins->count);
+        for (size_t i = 0; i < origins->count && i < ORIGINS_MOST; i++) {
+                const struct origin *origin = &origins->list[i];
+
+                if (!places[origin->number]) {
+                        stacks[*stack_count] = origin;
+                        places[origin->number] = ++*stack_count;
+                }
+                gr_json_count(json, NULL, places[origin->number] - 1);
+                gr_json_number(json, NULL, "%.0f", origin->all_bytes);
+        }
+        gr_json_close(json);
+}
+
+/* What was live at the instants, by origin; where the trace has no stacks, only at the end. */
+static void add_origins(struct gr_json *json, const struct report *report)
+{
+        const struct origins *origins = &report->origins;
+        const struct instant end = {.at = report->last_at, .origins = *origins};
+        uint32_t *places = calloc(origins->number_count + 1, sizeof(*places)), stack_count = 0; /* 0: not yet */
+        const struct origin **stacks = calloc(origins->number_count + 1, sizeof(*stacks));
+
         gr_json_object(json, "origins");
-        gr_json_number(json, "bytes", "%.0f", origins->whole.all_bytes);
         gr_json_count(json, "sample_bytes", origins->header.sample_bytes);
-        gr_json_count(json, "count", origins->count);
-        gr_json_array(json, "largest");
-        for (size_t i = 0; i < origins->count && i < ORIGINS_MOST; i++)
-                add_origin(json, &origins->list[i]);
+        gr_json_count(json, "peak", report->peak_instant ? (uint64_t)(report->peak_instant - report->instants) : 0);
+        gr_json_array(json, "instants");
+        for (size_t i = 0; places && stacks && i < report->instant_count; i++)
+                add_instant(json, &report->instants[i], places, stacks, &stack_count);
+        if (places && stacks && report->instant_count == 0)
+                add_instant(json, &end, places, stacks, &stack_count);
+        gr_json_close(json);
+        gr_json_array(json, "stacks");
+        for (uint32_t i = 0; i < stack_count; i++)
+                add_frames(json, stacks[i]);
         gr_json_close(json);
         gr_json_close(json);
+        free(places);
+        free(stacks);
 }
 
 static void add_data(struct gr_json *json, const char *path, const struct report *report)
@@ -219,7 +252,7 @@ static void add_data(struct gr_json *json, const char *path, const struct report
         add_moment(json, "peak", &report->peak);
         add_moment(json, "end", &report->end);
         if (report->has_origins)
-                add_origins(json, &report->origins);
+                add_origins(json, report);
         gr_json_close(json);
 }
 

@@ -253,7 +253,7 @@ int command_leaks(const struct arguments *arguments)
         }
         if (!origins_open(&origins, arguments->rest[0]))
                 return EXIT_FAILURE;
-        rc = origins_read(&origins, true);
+        rc = origins_read(&origins, true, NULL);
         if (rc) {
                 complain("%s: %s", arguments->rest[0],
                          rc == -EPROTONOSUPPORT ? "a file of another version of gpureclaim" : strerror(-rc));

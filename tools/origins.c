@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "command.h"
 #include "trace.h"
 
@@ -165,14 +166,23 @@ static void begin_origin(struct origin *origin, const struct gr_origins_stack *s
         }
 }
 
-/* 0 or -ENOMEM. */
-static int group(struct origins *origins)
+/* The place of a stack in numbers; the one that is not known comes last. */
+static size_t place_of(const struct origins *origins, const struct gr_origins_stack *stack)
 {
-        size_t with_blocks, at = 0;
+        return stack ? (size_t)(find(origins, number_of(origins, stack)) - origins->numbers) : origins->record_count;
+}
 
-        origins->list = calloc(origins->block_count + origins->record_count + 1, sizeof(*origins->list));
-        if (!origins->list)
-                return -ENOMEM;
+/* Makes an origin of each stack that has blocks or had some at the last look, or is wanted. 0 or -ENOMEM. */
+static int group(struct origins *origins, const struct origin_stacks *wanted)
+{
+        size_t places = origins->record_count + 1;
+        bool *is_wanted = calloc(places, sizeof(*is_wanted)), *has_blocks = calloc(places, sizeof(*has_blocks));
+        int rc = -ENOMEM;
+
+        origins->list = calloc(origins->block_count + places, sizeof(*origins->list));
+        origins->number_of = calloc(places, sizeof(*origins->number_of));
+        if (!is_wanted || !has_blocks || !origins->list || !origins->number_of)
+                goto out;
         qsort(origins->blocks, origins->block_count, sizeof(*origins->blocks), by_stack);
         for (size_t i = 0; i < origins->block_count; i++) {
                 const struct gr_origins_block *block = &origins->blocks[i];
@@ -182,25 +192,30 @@ static int group(struct origins *origins)
                         continue;
                 if (origins->count == 0 || origins->list[origins->count - 1].stack != stack)
                         begin_origin(&origins->list[origins->count++], stack);
+                has_blocks[place_of(origins, stack)] = true;
                 count_block(&origins->list[origins->count - 1], block);
                 count_block(&origins->whole, block);
                 if (block->sample_bytes > origins->most_sample_bytes)
                         origins->most_sample_bytes = block->sample_bytes;
         }
+        for (size_t i = 0; wanted && i < wanted->count; i++)
+                is_wanted[place_of(origins, (const void *)record(origins, wanted->list[i], GR_ORIGINS_STACK))] = true;
         /* Also stacks that had blocks only at the last look: merge may add them to another stack of the same lines. */
-        with_blocks = origins->count;
-        for (size_t i = 0; i < origins->record_count; i++) {
+        for (size_t i = 0; i < places; i++) {
                 const struct gr_origins_stack *stack =
-                        (const void *)record(origins, origins->numbers[i], GR_ORIGINS_STACK);
+                        i < origins->record_count ? (const void *)record(origins, origins->numbers[i], GR_ORIGINS_STACK)
+                                                  : NULL;
 
-                if (!stack)
-                        continue;
-                while (at < with_blocks && origins->list[at].stack < stack)
-                        at++;
-                if (stack->looked_blocks && (at == with_blocks || origins->list[at].stack != stack))
+                if (!has_blocks[i] && (is_wanted[i] || (stack && stack->looked_blocks)))
                         begin_origin(&origins->list[origins->count++], stack);
         }
-        return 0;
+        for (size_t i = 0; i < origins->count; i++)
+                origins->list[i].wanted = is_wanted[place_of(origins, origins->list[i].stack)];
+        rc = 0;
+out:
+        free(is_wanted);
+        free(has_blocks);
+        return rc;
 }
 
 static void read_frames(const struct origins *origins, struct origin *origin)
@@ -322,6 +337,29 @@ static int by_frames(const void *a, const void *b)
         return order;
 }
 
+/* Adds what an origin of the same frames has. */
+static void add_figures(struct origin *to, const struct origin *origin)
+{
+        if (to->blocks == 0) {
+                to->several_threads = origin->several_threads;
+                to->oldest_thread = origin->oldest_thread;
+                to->oldest_ns = origin->oldest_ns;
+                to->newest_ns = origin->newest_ns;
+        } else if (origin->blocks > 0) {
+                to->several_threads |= origin->several_threads || origin->oldest_thread != to->oldest_thread;
+                to->oldest_ns = origin->oldest_ns < to->oldest_ns ? origin->oldest_ns : to->oldest_ns;
+                to->newest_ns = origin->newest_ns > to->newest_ns ? origin->newest_ns : to->newest_ns;
+        }
+        to->blocks += origin->blocks;
+        to->bytes += origin->bytes;
+        to->all_blocks += origin->all_blocks;
+        to->all_bytes += origin->all_bytes;
+        to->variance += origin->variance;
+        to->looked_blocks += origin->looked_blocks;
+        to->looked_bytes += origin->looked_bytes;
+        to->wanted |= origin->wanted;
+}
+
 /* Merges the origins whose frames are equal, and puts the largest first. */
 static void merge(struct origins *origins)
 {
@@ -330,35 +368,61 @@ static void merge(struct origins *origins)
         qsort(origins->list, origins->count, sizeof(*origins->list), by_frames);
         for (size_t i = 0; i < origins->count; i++) {
                 const struct origin *origin = &origins->list[i];
-                struct origin *to = count > 0 ? &origins->list[count - 1] : NULL;
 
-                if (!to || by_frames(to, origin) != 0) {
+                if (count > 0 && by_frames(&origins->list[count - 1], origin) == 0)
+                        add_figures(&origins->list[count - 1], origin);
+                else
                         origins->list[count++] = *origin;
-                        continue;
-                }
-                if (to->blocks == 0) {
-                        to->several_threads = origin->several_threads;
-                        to->oldest_thread = origin->oldest_thread;
-                        to->oldest_ns = origin->oldest_ns;
-                        to->newest_ns = origin->newest_ns;
-                } else if (origin->blocks > 0) {
-                        to->several_threads |= origin->several_threads || origin->oldest_thread != to->oldest_thread;
-                        to->oldest_ns = origin->oldest_ns < to->oldest_ns ? origin->oldest_ns : to->oldest_ns;
-                        to->newest_ns = origin->newest_ns > to->newest_ns ? origin->newest_ns : to->newest_ns;
-                }
-                to->blocks += origin->blocks;
-                to->bytes += origin->bytes;
-                to->all_blocks += origin->all_blocks;
-                to->all_bytes += origin->all_bytes;
-                to->variance += origin->variance;
-                to->looked_blocks += origin->looked_blocks;
-                to->looked_bytes += origin->looked_bytes;
+                origins->number_of[place_of(origins, origin->stack)] = (uint32_t)count - 1;
         }
-        origins->count = 0;
-        for (size_t i = 0; i < count; i++)
-                if (origins->list[i].blocks > 0)
-                        origins->list[origins->count++] = origins->list[i];
-        qsort(origins->list, origins->count, sizeof(*origins->list), by_bytes);
+        origins->number_count = count;
+        origins->count = origins->named_count = 0;
+        for (size_t i = 0; i < count; i++) {
+                origins->list[i].number = (uint32_t)i;
+                origins->count += origins->list[i].blocks > 0;
+                if (origins->list[i].blocks > 0 || origins->list[i].wanted)
+                        origins->list[origins->named_count++] = origins->list[i];
+        }
+        qsort(origins->list, origins->named_count, sizeof(*origins->list), by_bytes);
+}
+
+uint32_t origins_number(const struct origins *origins, uint32_t stack)
+{
+        return origins->number_of[place_of(origins, (const void *)record(origins, stack, GR_ORIGINS_STACK))];
+}
+
+int origins_of_blocks(const struct origins *origins, const struct gr_origins_block *blocks, size_t count,
+                      struct origins *ret)
+{
+        struct origin *list = calloc(origins->number_count + 1, sizeof(*list)); /* by number at first */
+
+        if (!list)
+                return -ENOMEM;
+        *ret = *origins;
+        ret->list = list;
+        ret->whole = (struct origin){0};
+        ret->count = ret->most_sample_bytes = ret->since_look_ns = 0;
+        for (size_t i = 0; i < origins->named_count; i++) {
+                const struct origin *origin = &origins->list[i];
+
+                list[origin->number] = (struct origin){.stack = origin->stack,
+                                                       .frames = origin->frames,
+                                                       .frame_count = origin->frame_count,
+                                                       .number = origin->number};
+        }
+        for (size_t i = 0; i < count; i++) {
+                if (!blocks[i].address)
+                        continue;
+                count_block(&list[origins_number(origins, blocks[i].stack)], &blocks[i]);
+                count_block(&ret->whole, &blocks[i]);
+                ret->most_sample_bytes = gr_max(ret->most_sample_bytes, blocks[i].sample_bytes);
+        }
+        for (size_t i = 0; i < origins->number_count; i++)
+                if (list[i].blocks > 0)
+                        list[ret->count++] = list[i];
+        ret->named_count = ret->count;
+        qsort(list, ret->count, sizeof(*list), by_bytes);
+        return 0;
 }
 
 /* Notes in the file what is live, for the next look. Where it cannot be written, the next look shows no growth. */
@@ -495,13 +559,13 @@ bool origins_open(struct origins *origins, const char *what)
         return false;
 }
 
-int origins_read(struct origins *origins, bool look)
+int origins_read(struct origins *origins, bool look, const struct origin_stacks *wanted)
 {
         uint64_t looked_ns = clock_ns(CLOCK_REALTIME), began_ns;
         int rc = read_file(origins);
 
         if (!rc)
-                rc = group(origins);
+                rc = group(origins, wanted);
         if (!rc) {
                 began_ns = origins->header.began_monotonic_ns;
                 origins->now_ns = origins->now_ns > began_ns ? origins->now_ns - began_ns : 0;

@@ -27,6 +27,8 @@ struct origin {
         bool several_threads;
         struct frame *frames;
         size_t frame_count;
+        uint32_t number; /* the same for the same frames, whichever blocks are counted */
+        bool wanted;     /* origins_read was told of its stack */
 };
 
 struct origins {
@@ -40,7 +42,10 @@ struct origins {
         struct gr_origins_block *blocks;
         size_t block_count;
         struct origin *list, whole; /* the largest first */
-        size_t count;
+        size_t count;               /* those that have blocks */
+        size_t named_count;         /* with those behind them that have none, but are wanted */
+        size_t number_count;        /* all numbers of origins are below */
+        uint32_t *number_of; /* the number, by place of the stack in numbers, and then of the one that is not known */
         uint64_t most_sample_bytes; /* of all blocks */
         uint64_t now_ns;            /* since the file began; 0: the program is not running */
         uint64_t since_look_ns;     /* 0: there was no look before, or growth is not asked for */
@@ -52,11 +57,28 @@ bool origins_open(struct origins *origins, const char *what);
 /* Opens a file. False: it is no file of origins, or cannot be read; errno says why. */
 bool origins_try(struct origins *origins, const char *path);
 
+/* Stacks that are to be named, whether they have blocks or not. */
+struct origin_stacks {
+        const uint32_t *list;
+        size_t count;
+};
+
 /*
- * Reads an opened file and closes it. look: also finds the growth since the last look, and notes in the file what is
- * live, for the next look. 0 or -errno; -EINVAL: no file of origins; -EPROTONOSUPPORT: one of another version.
+ * Reads an opened file and closes it. wanted: may be NULL. look: also finds the growth since the last look, and notes
+ * in the file what is live, for the next look. 0 or -errno; -EINVAL: no file of origins; -EPROTONOSUPPORT: one of
+ * another version.
  */
-int origins_read(struct origins *origins, bool look);
+int origins_read(struct origins *origins, bool look, const struct origin_stacks *wanted);
+
+/* The number of the origin with this stack, of which origins_read was told. */
+uint32_t origins_number(const struct origins *origins, uint32_t stack);
+
+/*
+ * The origins of other blocks than those of the file, such as those of another time, with stacks that origins_read was
+ * told of. Blocks without an address are none. All but ret->list is shared. 0 or -ENOMEM.
+ */
+int origins_of_blocks(const struct origins *origins, const struct gr_origins_block *blocks, size_t count,
+                      struct origins *ret);
 
 static inline bool is_python(const struct frame *frame)
 {

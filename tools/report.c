@@ -53,7 +53,10 @@ static int look_at(const struct gr_trace *trace, size_t count, struct moment *re
                 if (groups[slot].count > 0)
                         groups[used++] = groups[slot];
         qsort(groups, used, sizeof(*groups), by_size);
-        *ret = (struct moment){.at_ns = count > 0 ? trace->ops[count - 1].time_ns : 0, .count = used, .groups = groups};
+        *ret = (struct moment){.operations = count,
+                               .at_ns = count > 0 ? trace->ops[count - 1].time_ns : 0,
+                               .count = used,
+                               .groups = groups};
         for (size_t i = 0; i < used; i++) {
                 struct group *last = ret->group_count > 0 ? &groups[ret->group_count - 1] : NULL;
 
@@ -120,27 +123,39 @@ static void put_later(uint64_t *time_ns, uint64_t later_ns)
                 *time_ns = 0;
 }
 
-/* Reads the origins that gpureclaim record --backtrace has put beside the trace. */
-static void read_origins(const char *path, struct report *report)
+/* Reads the origins that gpureclaim record --backtrace has put beside the trace, if they are there. 0 or -ENOMEM. */
+static int read_origins(const char *path, struct report *report)
 {
         const struct gr_trace_header *header = report->trace.header;
         size_t length = strlen(path), suffix = strlen(GR_TRACE_SUFFIX);
         struct origins *origins = &report->origins;
+        struct origin_stacks wanted = {0};
+        uint32_t *stacks;
         uint64_t later_ns;
+        int rc;
 
         if (!header || length < suffix || strcmp(path + length - suffix, GR_TRACE_SUFFIX) != 0 ||
             length + sizeof(GR_ORIGINS_SUFFIX) > sizeof(report->origins_path))
-                return;
+                return 0;
         sprintf(report->origins_path, "%.*s" GR_ORIGINS_SUFFIX, (int)(length - suffix), path);
-        if (!origins_try(origins, report->origins_path) || origins_read(origins, false) != 0)
-                return;
+        wanted.list = stacks = calloc(report->trace.count + 1, sizeof(*stacks));
+        if (!stacks)
+                return -ENOMEM;
+        for (size_t i = 0; i < report->trace.count; i++)
+                if (report->trace.ops[i].stack != GR_TRACE_NO_STACK)
+                        stacks[wanted.count++] = report->trace.ops[i].stack;
+        rc = origins_try(origins, report->origins_path) ? origins_read(origins, false, &wanted) : -ENOENT;
+        free(stacks);
         /* A process begins its trace before its origins. Older origins are those of an earlier process of this pid. */
-        report->has_origins = origins->header.pid == header->pid && origins->header.began_ns >= header->began_ns;
+        report->has_origins = !rc && origins->header.pid == header->pid && origins->header.began_ns >= header->began_ns;
+        if (!report->has_origins)
+                return 0;
         later_ns = origins->header.began_ns - header->began_ns - report->trace.first_ns;
         for (size_t i = 0; i < origins->count; i++) {
                 put_later(&origins->list[i].oldest_ns, later_ns);
                 put_later(&origins->list[i].newest_ns, later_ns);
         }
+        return wanted.count > 0 ? find_instants(report) : 0;
 }
 
 static const char *blocks(uint64_t count)
@@ -245,6 +260,11 @@ static void print_report(const char *path, const struct report *report)
                 printf(", at %.3f s", (double)report->peak.at_ns / 1e9);
         printf("\n");
         print_moment(report, &report->peak);
+        if (report->peak_instant) {
+                snprintf(more, sizeof(more), "gpureclaim report --html %s", path);
+                print_origins(&report->peak_instant->origins, ORIGINS_SHOWN, false, "live at the peak, by origin",
+                              more);
+        }
         printf("  live at the end: %s in %" PRIu64 " %s\n", gr_size_format(report->end.bytes, a, sizeof(a)),
                report->end.count, blocks(report->end.count));
         print_moment(report, &report->end);
@@ -325,6 +345,11 @@ static void write_report(const struct report *report)
                 gr_counters_json(&report->trace.counters, &json);
         }
         write_moment(&json, "peak", report, &report->peak);
+        if (report->peak_instant) {
+                gr_json_object(&json, "peak_by_origin");
+                write_origins(&json, &report->peak_instant->origins);
+                gr_json_close(&json);
+        }
         write_moment(&json, "end", report, &report->end);
         if (report->has_origins) {
                 gr_json_object(&json, "end_by_origin");
@@ -373,7 +398,7 @@ int command_report(const struct arguments *arguments)
         if (!rc && examined)
                 rc = examine(&report);
         if (!rc && examined)
-                read_origins(path, &report);
+                rc = read_origins(path, &report);
         if (rc == -EINVAL && line > 0)
                 complain("%s: line %zu: not a trace of allocations", path, line);
         else if (rc == -EINVAL)
@@ -395,6 +420,9 @@ int command_report(const struct arguments *arguments)
                 write_perfetto(&report.trace);
         free(report.peak.groups);
         free(report.end.groups);
+        for (size_t i = 0; i < report.instant_count; i++)
+                free(report.instants[i].origins.list);
+        free(report.instants);
         free(report.timelines);
         gr_trace_free(&report.trace);
         return rc ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -1,4 +1,4 @@
-/* What gpureclaim report finds in a trace. report.c reads it; timeline.c, advice.c and html.c need all of it. */
+/* What gpureclaim report finds in a trace. report.c reads it; the files that need all of it are here. */
 #ifndef GR_TOOL_REPORT_H
 #define GR_TOOL_REPORT_H
 
@@ -7,9 +7,10 @@
 #include "origins.h"
 #include "trace.h"
 
-#define POINTS_MOST  2000 /* of one GPU, however long the trace is */
-#define ADVICE_MOST  5
-#define ADVICE_BYTES 512
+#define INSTANTS_MOST 100
+#define POINTS_MOST   2000 /* of one GPU, however long the trace is */
+#define ADVICE_MOST   5
+#define ADVICE_BYTES  512
 
 /* Live blocks of one size. */
 struct group {
@@ -20,6 +21,7 @@ struct group {
 
 /* What is live after some operation. */
 struct moment {
+        size_t operations;
         uint64_t at_ns, bytes, count;
         struct group *groups; /* the largest sum first; the caller frees them */
         size_t group_count;
@@ -50,10 +52,29 @@ struct report {
         bool has_origins;
         char origins_path[PATH_MAX];
         struct origins origins; /* of what was live at the end */
+        /* Only where the trace has stacks, and their file is beside it. */
+        struct instant {
+                uint64_t at; /* as in the timelines */
+                struct origins origins;
+        } * instants;
+        size_t instant_count;
+        const struct instant *peak_instant; /* NULL: there is none */
 };
+
+/* When an operation of the trace was, as in the timelines. */
+static inline uint64_t operation_at(const struct report *report, size_t i)
+{
+        return report->at_is_ns ? report->trace.ops[i].time_ns : i + 1;
+}
 
 /* Fills the timelines. 0 or -ENOMEM. */
 int draw_timelines(struct report *report);
+
+/* Finds the instants, once the origins have been read. 0 or -ENOMEM. */
+int find_instants(struct report *report);
+
+/* What the peak of live memory would have been without the blocks of this origin. */
+uint64_t peak_without(const struct report *report, const struct origin *origin);
 
 /* Sentences that say what to do, the most urgent first. Returns how many. */
 size_t advise(const struct report *report, char texts[ADVICE_MOST][ADVICE_BYTES]);

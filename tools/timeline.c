@@ -98,9 +98,7 @@ int draw_timelines(struct report *report)
                 bool is_event = op == trace->count ||
                                 (event < trace->event_count && trace->events[event].time_ns <= trace->ops[op].time_ns);
                 unsigned number = is_event ? trace->events[event].device : trace->ops[op].device;
-                uint64_t at = is_event           ? trace->events[event].time_ns
-                              : report->at_is_ns ? trace->ops[op].time_ns
-                                                 : op + 1;
+                uint64_t at = is_event ? trace->events[event].time_ns : operation_at(report, op);
                 bool shown = number < GR_TRACE_DEVICES;
 
                 if (is_event)

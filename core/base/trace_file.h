@@ -19,7 +19,7 @@
 
 #define GR_TRACE_MAGIC       "GRTRACE" /* with its NUL */
 #define GR_TRACE_SUFFIX      ".trace"  /* as gpureclaim record names it */
-#define GR_TRACE_VERSION     3         /* another one with each change of what follows, of counters, rungs or kinds */
+#define GR_TRACE_VERSION     4         /* another one with each change of what follows, of counters, rungs or kinds */
 #define GR_TRACE_BATCH       64        /* entries */
 #define GR_TRACE_DEVICES     16        /* that have a name in the header */
 #define GR_TRACE_BATCHES_MAX (1 << 19) /* 1 GiB */
@@ -37,6 +37,12 @@ enum gr_entry {
         GR_ENTRY_LIMIT,         /* the hard limit (detail 0) or the release threshold (1) is bytes from now on */
         GR_ENTRY_CAPTURE_BEGIN, /* address: its number in the process */
         GR_ENTRY_CAPTURE_END,
+        /*
+         * Comes before the entry of the allocation at address, by the same thread, where origins are noted as well:
+         * its stack is record `bytes` of that file (base/origins_file.h). detail: the sampling size is 1 << detail, or
+         * each block is noted (0).
+         */
+        GR_ENTRY_STACK,
         GR_ENTRY_COUNT
 };
 

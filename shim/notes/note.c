@@ -49,10 +49,10 @@ void gr_note_before_alloc(void)
 
 void gr_note_alloc(struct gr_context *context, CUdeviceptr ptr, size_t bytes, int rc)
 {
+        if ((gr_notes & GR_NOTES_ORIGINS) && !rc)
+                gr_origins_add(ptr, bytes); /* first, as it may add the stack to the trace */
         if (gr_notes & GR_NOTES_TRACE)
                 gr_trace_end_alloc(context, ptr, bytes, rc);
-        if ((gr_notes & GR_NOTES_ORIGINS) && !rc)
-                gr_origins_add(ptr, bytes);
 }
 
 struct gr_note_free gr_note_before_free(CUdeviceptr ptr, bool in_order)

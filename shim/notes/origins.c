@@ -14,6 +14,7 @@
 #include "base/lock.h"
 #include "base/log.h"
 #include "base/no_cancel.h"
+#include "base/trace_file.h"
 #include "cache/ledger.h"
 #include "driver/operations.h"
 #include "driver/real.h"
@@ -259,6 +260,8 @@ void gr_origins_add(uint64_t address, size_t bytes)
                 thread = (uint32_t)syscall(SYS_gettid);
         sample_bytes = own.sample_bytes;
         stack = stack_here(&stack_file);
+        gr_trace_add(GR_ENTRY_STACK, GR_ENTRY_NO_DEVICE, sample_bytes ? (unsigned)__builtin_ctzll(sample_bytes) : 0,
+                     address, stack);
         gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
         at = find_in_list(list, address); /* found where an older block went with its context, and was not freed */
         if (!at) {

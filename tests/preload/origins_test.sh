@@ -189,6 +189,9 @@ assert by_origin["origins"][0]["frames"][0]["function"] == "first", by_origin
 for name in "oldest_ns", "newest_ns":
     at = by_origin["origins"][0][name] - 100 * 10**9
     assert abs(at) < whole["end"]["at_ns"] + 10**10, (name, whole)
+at_peak = whole["peak_by_origin"]
+assert [at_peak["bytes"], at_peak["blocks"]] == [whole["peak"]["bytes"], whole["peak"]["blocks"]], whole
+assert at_peak["origins"][0]["frames"][0]["function"] == "first", at_peak
 assert "end_by_origin" not in report(32, -10**12)
 assert "end_by_origin" not in report(24, 1)
 ' "$command" "$trace" "$file" || fail "report: by origin"

@@ -114,6 +114,36 @@ static void test_lost_free(void)
         gr_trace_free(&trace);
 }
 
+/* A stack is that of the thread's next allocation, if that is at its address. */
+static void test_stacks(void)
+{
+        struct gr_trace trace;
+
+        make();
+        memset(file.entries, 0, sizeof(file.entries));
+        put(0, 10, 5, GR_ENTRY_STACK, 0x1000, 77);
+        file.entries[0].head |= UINT64_C(26) << 48;
+        put(1, 11, 6, GR_ENTRY_HIT, 0x1000, 30); /* another thread's */
+        put(2, 12, 6, GR_ENTRY_FREE, 0x1000, 0);
+        put(3, 13, 5, GR_ENTRY_MISS, 0x1000, 100);
+        put(4, 14, 5, GR_ENTRY_FREE, 0x1000, 0);
+        put(5, 15, 5, GR_ENTRY_HIT, 0x1000, 100); /* has been used */
+        put(6, 16, 5, GR_ENTRY_STACK, 0x2000, 0);
+        file.entries[6].head |= UINT64_C(64) << 48;
+        put(7, 17, 5, GR_ENTRY_HIT, 0x2000, 5);
+        GR_CHECK_EQ(read_bytes(sizeof(file), &trace), 0);
+        GR_CHECK_EQ(trace.count, 6);
+        GR_CHECK_EQ(trace.event_count + trace.skipped, 0);
+        GR_CHECK_EQ(trace.ops[0].stack, GR_TRACE_NO_STACK);
+        GR_CHECK_EQ(trace.ops[2].stack, 77);
+        GR_CHECK_EQ(trace.ops[2].sample_log2, 26);
+        GR_CHECK_EQ(trace.ops[3].stack, GR_TRACE_NO_STACK);
+        GR_CHECK_EQ(trace.ops[4].stack, GR_TRACE_NO_STACK);
+        GR_CHECK_EQ(trace.ops[5].stack, 0); /* noted, but not known */
+        GR_CHECK_EQ(trace.ops[5].sample_log2, 0);
+        gr_trace_free(&trace);
+}
+
 static void test_refused(void)
 {
         struct gr_trace trace;
@@ -176,6 +206,7 @@ int main(void)
         GR_MUST(made < 0 || close(made));
         test_order();
         test_lost_free();
+        test_stacks();
         test_refused();
         test_cut_off();
         test_any_bytes();

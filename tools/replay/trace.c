@@ -22,6 +22,11 @@ struct thread {
         UT_hash_handle hh;
         uint64_t id; /* key */
         uint32_t number;
+        struct {
+                uint64_t address; /* 0: none */
+                uint32_t stack;
+                uint8_t sample_log2;
+        } next; /* the stack of the next allocation */
 };
 
 enum column { THREAD, TIME, ACTION, POINTER, SIZE, COLUMNS };
@@ -53,7 +58,8 @@ static int read_header(struct reader *reader, char *line)
         return reader->columns[ACTION] < 0 || reader->columns[POINTER] < 0 || reader->columns[SIZE] < 0 ? -EINVAL : 0;
 }
 
-static int thread_number(struct reader *reader, uint64_t id, uint32_t *ret_number)
+/* NULL: no memory. */
+static struct thread *find_thread(struct reader *reader, uint64_t id)
 {
         struct thread *thread;
 
@@ -61,13 +67,12 @@ static int thread_number(struct reader *reader, uint64_t id, uint32_t *ret_numbe
         if (!thread) {
                 thread = calloc(1, sizeof(*thread));
                 if (!thread)
-                        return -ENOMEM;
+                        return NULL;
                 thread->id = id;
                 thread->number = reader->trace.thread_count++;
                 HASH_ADD(hh, reader->threads, id, sizeof(thread->id), thread);
         }
-        *ret_number = thread->number;
-        return 0;
+        return thread;
 }
 
 static int allocated(struct reader *reader, struct gr_trace_op *op)
@@ -92,11 +97,14 @@ static int allocated(struct reader *reader, struct gr_trace_op *op)
 static int add(struct reader *reader, struct gr_trace_op op, uint64_t thread)
 {
         struct gr_trace *trace = &reader->trace;
+        struct thread *by = find_thread(reader, thread);
         struct live *live;
-        int rc = thread_number(reader, thread, &op.thread);
+        int rc;
 
-        if (rc)
-                return rc;
+        if (!by)
+                return -ENOMEM;
+        op.thread = by->number;
+        op.stack = GR_TRACE_NO_STACK;
         HASH_FIND(hh, reader->live, &op.ptr, sizeof(op.ptr), live);
         if (live && !op.is_free && op.bytes > 0) { /* what had the address was freed, though the file does not say so */
                 struct gr_trace_op lost = op;
@@ -133,6 +141,11 @@ static int add(struct reader *reader, struct gr_trace_op op, uint64_t thread)
                 HASH_DELETE(hh, reader->live, live);
                 free(live);
         } else {
+                if (by->next.address == op.ptr) {
+                        op.stack = by->next.stack;
+                        op.sample_log2 = by->next.sample_log2;
+                        by->next.address = 0;
+                }
                 rc = allocated(reader, &op);
                 if (rc)
                         return rc;
@@ -217,6 +230,19 @@ static int add_event(struct reader *reader, struct gr_trace_event event)
         return 0;
 }
 
+/* Keeps the stack of the allocation that the thread's next entry tells of. */
+static int note_stack(struct reader *reader, const struct entry *entry, unsigned sample_log2)
+{
+        struct thread *thread = find_thread(reader, (uint32_t)entry->head);
+
+        if (!thread)
+                return -ENOMEM;
+        thread->next.address = entry->address;
+        thread->next.stack = (uint32_t)entry->bytes;
+        thread->next.sample_log2 = sample_log2 < 64 ? (uint8_t)sample_log2 : 0;
+        return 0;
+}
+
 static int read_entry(struct reader *reader, const struct entry *entry)
 {
         struct gr_trace *trace = &reader->trace;
@@ -235,6 +261,8 @@ static int read_entry(struct reader *reader, const struct entry *entry)
         trace->counts[what]++;
         if (what == GR_ENTRY_HIT || what == GR_ENTRY_MISS || what == GR_ENTRY_FREE)
                 return add(reader, op, (uint32_t)entry->head);
+        if (what == GR_ENTRY_STACK)
+                return note_stack(reader, entry, detail);
         if (what == GR_ENTRY_RESERVED && device < GR_TRACE_DEVICES && trace->peak_reserved_bytes[device] < entry->bytes)
                 trace->peak_reserved_bytes[device] = entry->bytes;
         if (what == GR_ENTRY_KIND && detail < GR_MEMORY_KIND_COUNT &&

@@ -14,14 +14,18 @@
 #include "base/counters.h"
 #include "base/trace_file.h"
 
+#define GR_TRACE_NO_STACK UINT32_MAX
+
 struct gr_trace_op {
         uint64_t time_ns; /* since the first operation; 0 where the trace does not say */
         uint64_t ptr;
         uint64_t bytes;  /* of the allocation, also in its free */
         uint32_t thread; /* 0 and up, in the order of appearance */
         uint32_t slot;   /* the allocation: no two that live at one time have the same; below slot_count */
+        uint32_t stack;  /* of the allocation, in the file of origins beside the trace; GR_TRACE_NO_STACK: not noted */
         uint8_t device;  /* 0 where the trace does not say */
         bool is_free;
+        uint8_t sample_log2; /* the sampling size then is 1 << sample_log2; 0: each block is noted */
 };
 
 struct gr_trace {
