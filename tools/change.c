@@ -6,8 +6,8 @@
 
 #include "base/ladder_rungs.h"
 #include "base/size.h"
-#include "cards.h"
 #include "command.h"
+#include "gpus.h"
 #include "system/platform.h"
 
 #define SLEEP_NS       UINT64_C(10000000000) /* how long a busy process is asked again and again */
@@ -22,11 +22,11 @@ static unsigned parse_pid(const char *text)
         return *text >= '0' && *text <= '9' && !*end && pid < 1u << 22 ? (unsigned)pid : 0;
 }
 
-/* Opens all cards. EXIT_SUCCESS, or the exit status for the error, which it has printed. */
-static int open_all(const char *command, struct card **ret_cards, size_t *ret_count)
+/* Opens all GPUs. EXIT_SUCCESS, or the exit status for the error, which it has printed. */
+static int open_all(const char *command, struct gpu **ret_gpus, size_t *ret_count)
 {
         size_t other;
-        int rc = cards_open(ret_cards, ret_count, &other);
+        int rc = gpus_open(ret_gpus, ret_count, &other);
 
         if (rc)
                 complain("%s: the shared memory cannot be read: %s", command, strerror(-rc));
@@ -44,7 +44,7 @@ static const char *failure(int rc)
         return rc == -ESRCH ? "it ended" : "it does not answer (stopped or hung), and will obey when it runs again";
 }
 
-static int change_one(const char *command, struct card *card, struct gr_member *member, const char *text)
+static int change_one(const char *command, struct gpu *gpu, struct gr_member *member, const char *text)
 {
         bool limit = strcmp(command, "limit") == 0;
         struct gr_request request = {.orders = limit ? GR_ORDER_LIMIT : GR_ORDER_THRESHOLD};
@@ -59,12 +59,12 @@ static int change_one(const char *command, struct card *card, struct gr_member *
                 return STATUS_USAGE;
         }
         request.new_limit = request.new_threshold = bytes;
-        rc = card_request(card, member, &request, &given);
+        rc = gpu_request(gpu, member, &request, &given);
         if (rc) {
                 complain("%s: process %u: %s", command, member->identity.pid, failure(rc));
                 return EXIT_FAILURE;
         }
-        gr_region_read(&card->region, member->slot, member);
+        gr_region_read(&gpu->region, member->slot, member);
         live = member->figures[GR_FIGURE_live];
         printf("%u %s: %s now %s; %s live, %s cached\n", member->identity.pid, member->name,
                limit ? "hard limit" : "release threshold", gr_size_format(bytes, a, sizeof(a)),
@@ -77,7 +77,7 @@ static int change_one(const char *command, struct card *card, struct gr_member *
 static int change(const struct arguments *arguments)
 {
         const char *command = arguments->command, *size = arguments->rest[1];
-        struct card *cards;
+        struct gpu *gpus;
         size_t count, found = 0;
         unsigned pid;
         int status;
@@ -93,12 +93,12 @@ static int change(const struct arguments *arguments)
         }
         if (!size_argument(command, size, 0, &(uint64_t){0}))
                 return STATUS_USAGE;
-        status = open_all(command, &cards, &count);
+        status = open_all(command, &gpus, &count);
         for (size_t i = 0; i < count && status == EXIT_SUCCESS; i++)
-                for (size_t j = 0; j < cards[i].count && status == EXIT_SUCCESS; j++)
-                        if (cards[i].members[j].same_namespace && cards[i].members[j].identity.pid == pid) {
+                for (size_t j = 0; j < gpus[i].count && status == EXIT_SUCCESS; j++)
+                        if (gpus[i].members[j].same_namespace && gpus[i].members[j].identity.pid == pid) {
                                 found++;
-                                status = change_one(command, &cards[i], &cards[i].members[j], size);
+                                status = change_one(command, &gpus[i], &gpus[i].members[j], size);
                         }
         if (status == EXIT_SUCCESS && found == 0)
                 status = not_there(command, pid);
@@ -130,12 +130,12 @@ static int parse_rung(const char *text)
         return -1;
 }
 
-static int reclaim_from(struct card *card, const struct gr_member *member, int rung)
+static int reclaim_from(struct gpu *gpu, const struct gr_member *member, int rung)
 {
         const struct gr_request request = {.want_bytes = UINT64_C(1) << 50, .rung = (uint32_t)rung};
         char a[GR_SIZE_TEXT_BYTES];
         uint64_t given;
-        int rc = card_request(card, member, &request, &given);
+        int rc = gpu_request(gpu, member, &request, &given);
 
         if (rc) {
                 complain("reclaim: process %u: %s", member->identity.pid, failure(rc));
@@ -150,7 +150,7 @@ int command_reclaim(const struct arguments *arguments)
         const char *text = flag_value(arguments, "rung");
         int rung = text ? parse_rung(text) : GR_RUNG_TRIM, status;
         bool all = flag_value(arguments, "all");
-        struct card *cards;
+        struct gpu *gpus;
         size_t count, found = 0;
         unsigned pid = 0;
 
@@ -166,15 +166,15 @@ int command_reclaim(const struct arguments *arguments)
                 complain("reclaim: %s: not a process id", arguments->rest[0]);
                 return STATUS_USAGE;
         }
-        status = open_all("reclaim", &cards, &count);
+        status = open_all("reclaim", &gpus, &count);
         for (size_t i = 0; i < count; i++)
-                for (size_t j = 0; j < cards[i].count; j++) {
-                        struct gr_member *member = &cards[i].members[j];
+                for (size_t j = 0; j < gpus[i].count; j++) {
+                        struct gr_member *member = &gpus[i].members[j];
 
                         if (!all && !(member->same_namespace && member->identity.pid == pid))
                                 continue;
                         found++;
-                        if (reclaim_from(&cards[i], member, rung) != EXIT_SUCCESS)
+                        if (reclaim_from(&gpus[i], member, rung) != EXIT_SUCCESS)
                                 status = EXIT_FAILURE;
                 }
         if (status == EXIT_SUCCESS && found == 0 && pid)
@@ -183,15 +183,15 @@ int command_reclaim(const struct arguments *arguments)
 }
 
 /* Asks one process until it sleeps, or the time is up. *ret_bytes: what is asleep of it on this GPU. */
-static int sleep_one(struct card *card, struct gr_member *member, uint64_t until_ns, uint64_t *ret_bytes)
+static int sleep_one(struct gpu *gpu, struct gr_member *member, uint64_t until_ns, uint64_t *ret_bytes)
 {
         const struct gr_request request = {.orders = GR_ORDER_SLEEP};
         uint64_t given;
         int rc;
 
         for (;;) {
-                rc = card_request(card, member, &request, &given);
-                if (rc == -ESRCH || gr_region_read(&card->region, member->slot, member) != 0)
+                rc = gpu_request(gpu, member, &request, &given);
+                if (rc == -ESRCH || gr_region_read(&gpu->region, member->slot, member) != 0)
                         return -ESRCH;
                 *ret_bytes = member->figures[GR_FIGURE_asleep];
                 if (rc == 0 && (*ret_bytes > 0 || member->figures[GR_FIGURE_live] == 0))
@@ -207,7 +207,7 @@ int command_sleep(const struct arguments *arguments)
         const char *timeout = flag_value(arguments, "timeout");
         uint64_t timeout_ns = SLEEP_NS, until_ns, bytes;
         char text[GR_SIZE_TEXT_BYTES];
-        struct card *cards;
+        struct gpu *gpus;
         size_t count, found = 0;
         unsigned pid = 0;
         int status, rc;
@@ -220,16 +220,16 @@ int command_sleep(const struct arguments *arguments)
                 complain("sleep: needs a process id");
                 return STATUS_USAGE;
         }
-        status = open_all("sleep", &cards, &count);
+        status = open_all("sleep", &gpus, &count);
         until_ns = gr_platform_now_ns() + timeout_ns;
         for (size_t i = 0; i < count; i++)
-                for (size_t j = 0; j < cards[i].count; j++) {
-                        struct gr_member *member = &cards[i].members[j];
+                for (size_t j = 0; j < gpus[i].count; j++) {
+                        struct gr_member *member = &gpus[i].members[j];
 
                         if (!member->same_namespace || member->identity.pid != pid)
                                 continue;
                         found++;
-                        rc = sleep_one(&cards[i], member, until_ns, &bytes);
+                        rc = sleep_one(&gpus[i], member, until_ns, &bytes);
                         if (rc == 0) {
                                 printf("%u %s: %s asleep in host memory\n", pid, member->name,
                                        gr_size_format(bytes, text, sizeof(text)));

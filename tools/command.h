@@ -5,7 +5,7 @@
  *
  *   all                                 main.c, arguments.c, paths.c
  *   status, top, metrics, wait, and
- *   limit, threshold, reclaim, sleep    cards.c
+ *   limit, threshold, reclaim, sleep    gpus.c
  *   leaks, report                       origins.c, symbols.c
  *   report                              timeline.c, advice.c, html.c, perfetto.c, replay/trace.c
  *   doctor                              probe.c

@@ -15,7 +15,7 @@
 #include "doctor.h"
 #include "paths.h"
 
-/* Longest wait for a probe. Initialising eight cards without persistence mode takes several seconds. */
+/* Longest wait for a probe. Initialising eight GPUs without persistence mode takes several seconds. */
 #define PROBE_SECONDS 60
 
 void doctor_say(const char *topic, const char *state, const char *format, ...)
@@ -67,7 +67,7 @@ static void check_environment(void)
         gr_options_load(&options, get, environ, say_option, NULL);
 }
 
-/* Checks the nodes of the cards, and the two that every CUDA program opens. Other nodes are for administrators. */
+/* Checks the nodes of the GPUs, and the two that every CUDA program opens. Other nodes are for administrators. */
 static void check_nodes(void)
 {
         size_t usable = 0, i;

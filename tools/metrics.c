@@ -6,9 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cards.h"
 #include "command.h"
 #include "driver/nvml.h"
+#include "gpus.h"
 #include "metrics.h"
 
 /* Of what there is one sample: of all, of each GPU, group on a GPU, process, or process of which only NVML tells. */
@@ -16,15 +16,15 @@ enum scope { SCOPE_ALL, SCOPE_GPU, SCOPE_GROUP, SCOPE_PROCESS, SCOPE_OTHER };
 
 /* All that was found. */
 struct found {
-        struct card *cards;
+        struct gpu *gpus;
         size_t count, other_files;
-        int *indices; /* of the cards in nvidia-smi; -1: not known */
+        int *indices; /* of the GPUs in nvidia-smi; -1: not known */
 };
 
 /* What a sample is of. */
 struct subject {
         const struct found *found;
-        const struct card *card;
+        const struct gpu *gpu;
         const struct gr_member *member;
         const struct gr_nvml_use *use;
 };
@@ -46,7 +46,7 @@ static double figure_value(const struct subject *of, enum gr_figure figure)
 {
         uint64_t figures[GR_FIGURE_COUNT];
 
-        member_figures(of->card, of->member, figures);
+        member_figures(of->gpu, of->member, figures);
         return bytes_or_none(gr_figure_told(figure, figures[figure]));
 }
 
@@ -57,11 +57,11 @@ static double figure_value(const struct subject *of, enum gr_figure figure)
                 return expression;                                                                                     \
         }
 VALUE(other_files, (double)of->found->other_files)
-VALUE(gpu_total, of->card->total_bytes ? (double)of->card->total_bytes : NAN)
-VALUE(gpu_used, of->card->total_bytes ? (double)of->card->used_bytes : NAN)
-VALUE(foreign, of->card->total_bytes ? (double)card_others_bytes(of->card) : NAN)
+VALUE(gpu_total, of->gpu->total_bytes ? (double)of->gpu->total_bytes : NAN)
+VALUE(gpu_used, of->gpu->total_bytes ? (double)of->gpu->used_bytes : NAN)
+VALUE(foreign, of->gpu->total_bytes ? (double)gpu_others_bytes(of->gpu) : NAN)
 VALUE(share, of->member->share)
-VALUE(idle, member_idle_s(of->card, of->member))
+VALUE(idle, member_idle_s(of->gpu, of->member))
 VALUE(given, (double)of->member->given_bytes)
 VALUE(other_used, bytes_or_none(of->use->bytes))
 
@@ -95,17 +95,17 @@ static void put_label(FILE *file, const char *name, const char *value)
 static void put_sample(FILE *file, const struct metric *metric, const struct subject *of)
 {
         double value = metric->value(of, metric->figure);
-        int index = of->card ? of->found->indices[of->card - of->found->cards] : -1;
+        int index = of->gpu ? of->found->indices[of->gpu - of->found->gpus] : -1;
 
         if (isnan(value))
                 return;
         fprintf(file, "gpureclaim_%s", metric->name);
-        if (of->card)
-                fprintf(file, "{uuid=\"%s\"", of->card->uuid);
+        if (of->gpu)
+                fprintf(file, "{uuid=\"%s\"", of->gpu->uuid);
         if (index >= 0)
                 fprintf(file, ",gpu=\"%d\"", index);
         if (metric->scope >= SCOPE_GROUP)
-                put_label(file, "group", of->card->group);
+                put_label(file, "group", of->gpu->group);
         if (of->member) {
                 /* Processes of two containers may have the same pid. */
                 fprintf(file, ",pid=\"%u\",pid_namespace=\"%llu\"", of->member->identity.pid,
@@ -114,24 +114,24 @@ static void put_sample(FILE *file, const struct metric *metric, const struct sub
         }
         if (of->use)
                 fprintf(file, ",pid=\"%u\"", of->use->pid);
-        fprintf(file, "%s %.15g\n", of->card ? "}" : "", value);
+        fprintf(file, "%s %.15g\n", of->gpu ? "}" : "", value);
 }
 
 /* One of several groups on a GPU speaks for it. */
 static bool speaks_for_gpu(const struct found *found, size_t i)
 {
         for (size_t j = 0; j < found->count; j++)
-                if (j != i && strcmp(found->cards[j].uuid, found->cards[i].uuid) == 0 && found->cards[j].total_bytes &&
-                    (j < i || !found->cards[i].total_bytes))
+                if (j != i && strcmp(found->gpus[j].uuid, found->gpus[i].uuid) == 0 && found->gpus[j].total_bytes &&
+                    (j < i || !found->gpus[i].total_bytes))
                         return false;
         return true;
 }
 
 /* NVML may list a process for each part of a GPU; no series may be there twice. */
-static bool is_listed_before(const struct card *card, size_t use)
+static bool is_listed_before(const struct gpu *gpu, size_t use)
 {
         for (size_t i = 0; i < use; i++)
-                if (card->uses[i].pid == card->uses[use].pid)
+                if (gpu->uses[i].pid == gpu->uses[use].pid)
                         return true;
         return false;
 }
@@ -141,15 +141,15 @@ static void put_samples(FILE *file, const struct metric *metric, const struct fo
         if (metric->scope == SCOPE_ALL)
                 put_sample(file, metric, &(struct subject){found});
         for (size_t i = 0; metric->scope != SCOPE_ALL && i < found->count; i++) {
-                const struct card *card = &found->cards[i];
+                const struct gpu *gpu = &found->gpus[i];
 
                 if (metric->scope == SCOPE_GROUP || (metric->scope == SCOPE_GPU && speaks_for_gpu(found, i)))
-                        put_sample(file, metric, &(struct subject){found, card});
-                for (size_t j = 0; metric->scope == SCOPE_PROCESS && j < card->count; j++)
-                        put_sample(file, metric, &(struct subject){found, card, &card->members[j]});
-                for (size_t j = 0; metric->scope == SCOPE_OTHER && j < card->use_count; j++)
-                        if (!card_has_member(card, card->uses[j].pid) && !is_listed_before(card, j))
-                                put_sample(file, metric, &(struct subject){found, card, .use = &card->uses[j]});
+                        put_sample(file, metric, &(struct subject){found, gpu});
+                for (size_t j = 0; metric->scope == SCOPE_PROCESS && j < gpu->count; j++)
+                        put_sample(file, metric, &(struct subject){found, gpu, &gpu->members[j]});
+                for (size_t j = 0; metric->scope == SCOPE_OTHER && j < gpu->use_count; j++)
+                        if (!gpu_has_member(gpu, gpu->uses[j].pid) && !is_listed_before(gpu, j))
+                                put_sample(file, metric, &(struct subject){found, gpu, .use = &gpu->uses[j]});
         }
 }
 
@@ -200,15 +200,15 @@ const char *make_metrics(bool open_metrics, char **ret_page, size_t *ret_length)
 {
         struct found found;
         FILE *file;
-        int rc = cards_open(&found.cards, &found.count, &found.other_files);
+        int rc = gpus_open(&found.gpus, &found.count, &found.other_files);
 
         if (rc)
                 return strerror(-rc);
         file = open_memstream(ret_page, ret_length);
         found.indices = calloc(found.count + 1, sizeof(*found.indices));
         for (size_t i = 0; found.indices && i < found.count; i++) {
-                card_read(&found.cards[i], true);
-                found.indices[i] = find_index(found.cards[i].uuid);
+                gpu_read(&found.gpus[i], true);
+                found.indices[i] = find_index(found.gpus[i].uuid);
         }
         for (size_t i = 0; file && found.indices && i < sizeof(metrics) / sizeof(metrics[0]); i++)
                 if (metrics[i].value != figure_value || is_told(metrics[i].figure))
@@ -219,7 +219,7 @@ const char *make_metrics(bool open_metrics, char **ret_page, size_t *ret_length)
         if (file && fclose(file) != 0)
                 rc = 1;
         free(found.indices);
-        cards_close(found.cards, found.count);
+        gpus_close(found.gpus, found.count);
         return rc ? strerror(ENOMEM) : NULL;
 }
 

@@ -4,7 +4,7 @@
 
 #include "report.h"
 
-/* Of each part of the time: where least was live, where most was, where most was taken from the card, and the last. */
+/* Of each part of the time: where least was live, where most was, where most was taken from the GPU, and the last. */
 #define PARTS (POINTS_MOST / 4)
 
 struct device {

@@ -1,4 +1,4 @@
-/* gpureclaim top: the cards and the processes on them, live in the terminal. */
+/* gpureclaim top: the GPUs and the processes on them, live in the terminal. */
 #include <curses.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,8 +6,8 @@
 
 #include "base/ladder_rungs.h"
 #include "base/size.h"
-#include "cards.h"
 #include "command.h"
+#include "gpus.h"
 
 #define REFRESH_MS 1000
 #define BAR_WIDTH  20
@@ -16,15 +16,15 @@ enum order { BY_RESERVED, BY_CACHED, BY_IDLE, BY_PID, ORDERS };
 
 static const char *const order_words[ORDERS] = {"reserved", "cached", "idle", "pid"};
 
-/* One process on one card. */
+/* One process on one GPU. */
 struct row {
-        struct card *card;
+        struct gpu *gpu;
         struct gr_member *member;
 };
 
 static struct {
-        struct card *cards;
-        size_t card_count;
+        struct gpu *gpus;
+        size_t gpu_count;
         struct row rows[4096];
         size_t count, selected;
         enum order order;
@@ -52,33 +52,32 @@ static int by_order(const void *left, const void *right)
         }
 }
 
-static void close_cards(void)
+static void close_gpus(void)
 {
-        cards_close(view.cards, view.card_count);
-        view.cards = NULL;
-        view.card_count = 0;
+        gpus_close(view.gpus, view.gpu_count);
+        view.gpus = NULL;
+        view.gpu_count = 0;
 }
 
 static void look(void)
 {
         size_t other;
 
-        close_cards();
+        close_gpus();
         view.count = 0;
-        if (cards_open(&view.cards, &view.card_count, &other) != 0)
-                view.card_count = 0;
-        for (size_t i = 0; i < view.card_count; i++) {
-                card_read(&view.cards[i], true);
-                for (size_t j = 0; j < view.cards[i].count && view.count < sizeof(view.rows) / sizeof(view.rows[0]);
-                     j++)
-                        view.rows[view.count++] = (struct row){&view.cards[i], &view.cards[i].members[j]};
+        if (gpus_open(&view.gpus, &view.gpu_count, &other) != 0)
+                view.gpu_count = 0;
+        for (size_t i = 0; i < view.gpu_count; i++) {
+                gpu_read(&view.gpus[i], true);
+                for (size_t j = 0; j < view.gpus[i].count && view.count < sizeof(view.rows) / sizeof(view.rows[0]); j++)
+                        view.rows[view.count++] = (struct row){&view.gpus[i], &view.gpus[i].members[j]};
         }
         qsort(view.rows, view.count, sizeof(view.rows[0]), by_order);
         if (view.selected >= view.count)
                 view.selected = view.count ? view.count - 1 : 0;
 }
 
-/* A bar of '#' for live, '+' for cached and '.' for all other memory of the card. */
+/* A bar of '#' for live, '+' for cached and '.' for all other memory of the GPU. */
 static void draw_bar(uint64_t live, uint64_t cached, uint64_t total)
 {
         for (unsigned i = 0; i < BAR_WIDTH; i++) {
@@ -95,14 +94,14 @@ static void draw(void)
         int line = 0;
 
         erase();
-        for (size_t i = 0; i < view.card_count; i++) {
-                const struct card *card = &view.cards[i];
+        for (size_t i = 0; i < view.gpu_count; i++) {
+                const struct gpu *gpu = &view.gpus[i];
 
                 move(line++, 0);
-                draw_bar(card->used_bytes, 0, card->total_bytes);
-                printw(" GPU %.8s %s: %s of %s, %s of others", card->uuid, card->group,
-                       gr_size_format(card->used_bytes, a, sizeof(a)), gr_size_format(card->total_bytes, b, sizeof(b)),
-                       gr_size_format(card_others_bytes(card), c, sizeof(c)));
+                draw_bar(gpu->used_bytes, 0, gpu->total_bytes);
+                printw(" GPU %.8s %s: %s of %s, %s of others", gpu->uuid, gpu->group,
+                       gr_size_format(gpu->used_bytes, a, sizeof(a)), gr_size_format(gpu->total_bytes, b, sizeof(b)),
+                       gr_size_format(gpu_others_bytes(gpu), c, sizeof(c)));
         }
         attron(A_BOLD);
         mvprintw(++line, 0, "%8s %-15s %-*s %12s %12s %12s %7s", "PID", "NAME", BAR_WIDTH, "USE", "LIVE", "CACHED",
@@ -124,7 +123,7 @@ static void draw(void)
                 printw(" %12s %12s %12s %6.0fs", gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
                        gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
                        gr_size_format(figures[GR_FIGURE_hard_limit], c, sizeof(c)),
-                       member_idle_s(view.rows[i].card, member));
+                       member_idle_s(view.rows[i].gpu, member));
                 attroff(A_REVERSE);
         }
         if (view.count == 0)
@@ -184,7 +183,7 @@ static void act(int key)
                 snprintf(view.note, sizeof(view.note), "nothing changed");
                 return;
         }
-        rc = card_request(row->card, row->member, &request, &given);
+        rc = gpu_request(row->gpu, row->member, &request, &given);
         if (rc)
                 snprintf(view.note, sizeof(view.note), "%u does not answer", row->member->identity.pid);
         else
@@ -224,6 +223,6 @@ int command_top(const struct arguments *arguments)
                         act(key);
         }
         endwin();
-        close_cards();
+        close_gpus();
         return EXIT_SUCCESS;
 }

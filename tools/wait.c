@@ -1,4 +1,4 @@
-/* gpureclaim wait: start a program once the card has room for it. */
+/* gpureclaim wait: start a program once the GPU has room for it. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,39 +6,39 @@
 #include <unistd.h>
 
 #include "base/size.h"
-#include "cards.h"
 #include "command.h"
+#include "gpus.h"
 #include "system/platform.h"
 
 #define PAUSE_US 200000
 
 /*
- * What a program with the library could get on the card: what is free, and what other processes have cached, which they
- * give back when asked. False: not known, because NVML is missing and no process with the library uses the card.
+ * What a program with the library could get on the GPU: what is free, and what other processes have cached, which they
+ * give back when asked. False: not known, because NVML is missing and no process with the library uses the GPU.
  */
 static bool room(const char *gpu, uint64_t *ret_bytes)
 {
         uint64_t free_bytes = 0, total = 0, cached = 0;
         unsigned long index = strtoul(gpu, NULL, 10);
-        struct card *cards = NULL;
+        struct gpu *gpus = NULL;
         size_t count, other;
         char uuid[37] = "";
-        bool known = card_free(gpu, &free_bytes, uuid) == 0;
+        bool known = gpu_read_free(gpu, &free_bytes, uuid) == 0;
 
-        if (cards_open(&cards, &count, &other) != 0)
+        if (gpus_open(&gpus, &count, &other) != 0)
                 count = 0;
         for (size_t i = 0; i < count; i++) {
-                if (known ? strcmp(cards[i].uuid, uuid) != 0 : i != index)
+                if (known ? strcmp(gpus[i].uuid, uuid) != 0 : i != index)
                         continue;
                 if (!known)
-                        card_read(&cards[i], true);
-                total = cards[i].total_bytes;
+                        gpu_read(&gpus[i], true);
+                total = gpus[i].total_bytes;
                 if (!known && total)
-                        free_bytes = total - cards[i].used_bytes;
-                for (size_t j = 0; j < cards[i].count; j++)
-                        cached += cards[i].members[j].figures[GR_FIGURE_cached];
+                        free_bytes = total - gpus[i].used_bytes;
+                for (size_t j = 0; j < gpus[i].count; j++)
+                        cached += gpus[i].members[j].figures[GR_FIGURE_cached];
         }
-        cards_close(cards, count);
+        gpus_close(gpus, count);
         *ret_bytes = free_bytes + cached;
         return known || total > 0;
 }
@@ -79,7 +79,7 @@ int command_wait(const struct arguments *arguments)
                 complain("wait: --timeout %s: not understood (expected a time such as 90s)", timeout);
                 return STATUS_USAGE;
         }
-        if (gpu && card_free(gpu, &have, uuid) == -ENODEV) {
+        if (gpu && gpu_read_free(gpu, &have, uuid) == -ENODEV) {
                 complain("wait: --gpu %s: no such GPU", gpu);
                 return STATUS_USAGE;
         }

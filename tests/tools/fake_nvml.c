@@ -1,19 +1,19 @@
 /*
  * A management library for the command to ask. FAKE_NVML names a file, read anew for each answer, with a line
- * "UUID TOTAL_MIB USED_MIB" per card. FAKE_NVML_PROCESSES names one with a line "PID USED_MIB" per process, on all
- * cards; a negative figure is one that the driver does not tell.
+ * "UUID TOTAL_MIB USED_MIB" per GPU. FAKE_NVML_PROCESSES names one with a line "PID USED_MIB" per process, on all
+ * GPUs; a negative figure is one that the driver does not tell.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define CARDS 8
+#define GPUS 8
 
 struct memory {
         unsigned long long total, free, used;
 };
 
-struct card {
+struct gpu {
         char uuid[64];
         unsigned long long total, used;
 };
@@ -33,15 +33,15 @@ struct process {
 
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *ret);
 
-static int handles[CARDS];
+static int handles[GPUS];
 
-static unsigned read_cards(struct card *cards)
+static unsigned read_gpus(struct gpu *gpus)
 {
         FILE *file = fopen(getenv("FAKE_NVML"), "r");
         unsigned count = 0;
 
-        while (file && count < CARDS &&
-               fscanf(file, "%63s %llu %llu", cards[count].uuid, &cards[count].total, &cards[count].used) == 3)
+        while (file && count < GPUS &&
+               fscanf(file, "%63s %llu %llu", gpus[count].uuid, &gpus[count].total, &gpus[count].used) == 3)
                 count++;
         if (file)
                 fclose(file);
@@ -55,9 +55,9 @@ int nvmlInit_v2(void)
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret)
 {
-        struct card cards[CARDS];
+        struct gpu gpus[GPUS];
 
-        if (index >= read_cards(cards))
+        if (index >= read_gpus(gpus))
                 return 2;
         *ret = &handles[index];
         return 0;
@@ -65,11 +65,11 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret)
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **ret)
 {
-        struct card cards[CARDS];
-        unsigned count = read_cards(cards);
+        struct gpu gpus[GPUS];
+        unsigned count = read_gpus(gpus);
 
         for (unsigned i = 0; i < count; i++)
-                if (strcmp(cards[i].uuid, uuid) == 0) {
+                if (strcmp(gpus[i].uuid, uuid) == 0) {
                         *ret = &handles[i];
                         return 0;
                 }
@@ -78,24 +78,24 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **ret)
 
 int nvmlDeviceGetUUID(void *device, char *ret, unsigned length)
 {
-        struct card cards[CARDS];
+        struct gpu gpus[GPUS];
         long index = (int *)device - handles;
 
-        if (index < 0 || index >= (long)read_cards(cards) || length <= strlen(cards[index].uuid))
+        if (index < 0 || index >= (long)read_gpus(gpus) || length <= strlen(gpus[index].uuid))
                 return 2;
-        strcpy(ret, cards[index].uuid);
+        strcpy(ret, gpus[index].uuid);
         return 0;
 }
 
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret)
 {
-        struct card cards[CARDS];
+        struct gpu gpus[GPUS];
         long index = (int *)device - handles;
 
-        if (index < 0 || index >= (long)read_cards(cards))
+        if (index < 0 || index >= (long)read_gpus(gpus))
                 return 2;
-        ret->total = cards[index].total << 20;
-        ret->used = cards[index].used << 20;
+        ret->total = gpus[index].total << 20;
+        ret->used = gpus[index].used << 20;
         ret->free = ret->total - ret->used;
         return 0;
 }

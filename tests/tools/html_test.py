@@ -41,7 +41,7 @@ def write_trace(path, entries, command="app"):
     batches = -(-len(entries) // 64)
     with open(path, "wb") as file:
         file.write(struct.pack("<8sIIIIQQQQ", b"GRTRACE", 4, 4096, 32, 64, 7, 10**18, batches, batches + 1))
-        file.write(struct.pack("<64s", b"A card") + bytes(15 * 64))
+        file.write(struct.pack("<64s", b"A GPU") + bytes(15 * 64))
         file.write(struct.pack("<1024s1992x", command.encode()))
         for at, what, device, detail, address, size in entries:
             file.write(struct.pack("<QQQQ", at, address, size, 1 | what << 32 | device << 40 | detail << 48))
@@ -149,7 +149,7 @@ def test_bounds(folder):
     check(first == sorted(first, key=lambda point: point[0]), "a long trace: points are not in order")
     check(all(sum(point[1:]) == 900 * MIB for point in first), "a long trace: the sum is not what is reserved")
     check(len(data["marks"]) <= 200 and sum(mark[2] for mark in data["marks"]) == 50000, "a long trace: marks")
-    check(data["hits"] == 50001 and data["gpus"][0]["name"] == "A card", "a long trace: hits or name")
+    check(data["hits"] == 50001 and data["gpus"][0]["name"] == "A GPU", "a long trace: hits or name")
 
 
 class Browser:
@@ -301,7 +301,7 @@ def test_instants_in_browser(browser, path):
 def test_in_browser(browser, path):
     seconds = browser.open(path)
     text = browser.value("document.body.innerText") or ""
-    for words in ("What to do", "6.00 MiB in 2 blocks", "Memory of GPU 0: A card", "100.0 % without the driver",
+    for words in ("What to do", "6.00 MiB in 2 blocks", "Memory of GPU 0: A GPU", "100.0 % without the driver",
                   "Live at the peak", HOSTILE):
         check(words in text, f"in the browser: not shown: {words}")
     check(browser.value("typeof broken") == "undefined", "in the browser: a name was run")

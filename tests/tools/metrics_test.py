@@ -79,17 +79,17 @@ def formats(scene):
         file.write("4000001 77\n4000001 77\n4000002 -1\n")
     nvml = {"FAKE_NVML": f"{scene.folder}/nvml", "FAKE_NVML_PROCESSES": f"{scene.folder}/processes",
             "LD_LIBRARY_PATH": f"{scene.folder}/lib"}
-    cards = {card["group"]: card for card in json.loads(scene.run("status", "--json", **nvml)[1])["gpus"]}
+    gpus = {gpu["group"]: gpu for gpu in json.loads(scene.run("status", "--json", **nvml)[1])["gpus"]}
     text, plain = page(scene, **nvml), page(scene, "--prometheus", **nvml)
     samples = read_plainly(text)
     scene.check(samples.keys() == read_plainly(plain).keys(), "both formats have the same names")
     # The values are those of status.
     scene.check(samples["gpureclaim_gpu_memory_used_bytes"] == [({"uuid": uuid, "gpu": "1"}, 400 * MIB)],
                 f"a GPU stands there once: {samples['gpureclaim_gpu_memory_used_bytes']}")
-    for group, card in cards.items():
+    for group, gpu in gpus.items():
         foreign = [value for labels, value in samples["gpureclaim_group_foreign_bytes"] if labels["group"] == group]
-        scene.check(foreign == [card["foreign_bytes"]], f"not of group {group}: {foreign}")
-        for told in card["processes"]:
+        scene.check(foreign == [gpu["foreign_bytes"]], f"not of group {group}: {foreign}")
+        for told in gpu["processes"]:
             for name, value in told.items():
                 if name not in ("pid", "name", "same_pid_namespace", "idle_s"):
                     got = of_process(samples, "gpureclaim_process_" + name, told["pid"])

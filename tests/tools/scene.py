@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 class Scene:
-    """Cards that processes share, under the library. Use as a context: what is left is ended and removed."""
+    """GPUs that processes share, under the library. Use as a context: what is left is ended and removed."""
 
     def __init__(self, command, sim, shim, devices=1, memory="1GiB"):
         self.folder = tempfile.mkdtemp(prefix="gr-scene-")
@@ -23,7 +23,7 @@ class Scene:
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("GPURECLAIM_")}
         self.environment.update(
             GPURECLAIM_REGION_DIR=os.path.join(self.folder, "region"),
-            GRSIM_SHARED=os.path.join(self.folder, "card"),
+            GRSIM_SHARED=os.path.join(self.folder, "gpu"),
             GRSIM_DEVICES=str(devices),
             GRSIM_MEMORY=memory,
         )

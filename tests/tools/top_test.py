@@ -156,7 +156,7 @@ def watch(scene):
         if not good:
             print(terminal.screen.text(), flush=True)
 
-    check(terminal.shows("GPU ", "450.000 MiB of 1.000 GiB", "PID", "sort .reserved."), "cards, a head and the keys")
+    check(terminal.shows("GPU ", "450.000 MiB of 1.000 GiB", "PID", "sort .reserved."), "GPUs, a head and the keys")
     check(terminal.shows(first + ".*300.000 MiB", second + ".*50.000 MiB +100.000 MiB"), "most reserved first")
     terminal.type("s")
     check(terminal.shows(second, first, "sort .cached."), "most cached first")
@@ -173,7 +173,7 @@ def watch(scene):
     terminal.type("plenty\n")
     check(terminal.shows("plenty: not a size"), "what is no size")
     terminal.type("l25%\n")
-    check(terminal.shows(f"Set the hard limit of {cached.pid} to 256.000 MiB"), "a part of the card")
+    check(terminal.shows(f"Set the hard limit of {cached.pid} to 256.000 MiB"), "a part of the GPU")
     terminal.type("nl512MiB\n")
     check(terminal.shows(f"Set the hard limit of {cached.pid} to 512.000 MiB"), "it asks again before it sets one")
     terminal.type("n")

@@ -51,15 +51,15 @@ SIM_API cuDeviceGetName(char *name, int length, CUdevice device)
         return CUDA_SUCCESS;
 }
 
-__attribute__((visibility("default"))) void grSimUuid(int card, unsigned char ret[16])
+__attribute__((visibility("default"))) void grSimUuid(int gpu, unsigned char ret[16])
 {
-        /* Processes that name the same file share a card, so its UUID comes from the file; else from the process. */
-        uint64_t hash = sim_shared_card(sim_config()->shared);
+        /* Processes that name the same file share a GPU, so its UUID comes from the file; else from the process. */
+        uint64_t hash = sim_shared_gpu(sim_config()->shared);
 
         memset(ret, 0, 16);
         memcpy(ret, "simgpu", 6);
         memcpy(ret + 6, &hash, sizeof hash);
-        ret[15] = (unsigned char)card;
+        ret[15] = (unsigned char)gpu;
 }
 
 static CUresult get_uuid(CUuuid *uuid, CUdevice device)

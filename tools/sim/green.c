@@ -1,5 +1,5 @@
 /*
- * Green contexts: a part of a card's processors, with streams of its own. Memory, kernels and events belong to the
+ * Green contexts: a part of a GPU's processors, with streams of its own. Memory, kernels and events belong to the
  * primary context, which each green one retains. Converted to a context, its handle stands for the primary one, except
  * that recording and waiting for a whole context concern its own streams only (cuda.h says so, and driver 580 does so).
  * Unlike a real one it uses the default stream of the primary context.

@@ -10,7 +10,7 @@
  *   GRSIM_PITCH=1KiB             rows of pitched memory take a multiple of this; default 512
  *   GRSIM_RDMA=1                 the devices are capable of GPUDirect RDMA; default 0
  *   GRSIM_LACKS=102,103          attributes of the devices, by number, that are 0; default none
- *   GRSIM_SHARED=/path           all processes that name this file share the cards; else each has cards of its own
+ *   GRSIM_SHARED=/path           all processes that name this file share the GPUs; else each has GPUs of its own
  *   GRSIM_FAULT=cuMemAlloc_v2:3=2,cuCtxRecordEvent:*=700,cuMemFree_v2:2+=999
  *                                the 3rd call, every call, every call from the 2nd on returns that code and does
  *                                nothing
@@ -31,10 +31,10 @@
 extern const char grSimVersion[];                 /* its presence tells the simulated device from a real driver */
 unsigned long grSimMisuseCount(void);             /* accesses to memory that the program did not have */
 unsigned long grSimCallCount(const char *symbol); /* calls of an exported symbol, "cuMemAlloc_v2"; 0 if unknown */
-size_t grSimUsedBytes(int device); /* bytes of whole pages in use, by all who share the card; 0 for an unknown device */
+size_t grSimUsedBytes(int device); /* bytes of whole pages in use, by all who share the GPU; 0 for an unknown device */
 void grSimTake(int device, size_t bytes); /* so much is taken for good without any call, as by lazily loaded code */
 unsigned long grSimRuntimeCount(void);    /* calls of the stand-in runtime's cudaMalloc and cudaFree */
-void grSimUuid(int card, unsigned char ret[16]); /* of a card by its number without CUDA_VISIBLE_DEVICES */
+void grSimUuid(int gpu, unsigned char ret[16]); /* of a GPU by its number without CUDA_VISIBLE_DEVICES */
 void grSimHostFlags(unsigned flags); /* from now on all pinned memory is told to have been asked for with these */
 
 #endif

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #define MAGIC_POOL 0x706f6f6cu
-#define FULL_BYTES ((size_t)6 << 20) /* a card with less free memory than this counts as full */
+#define FULL_BYTES ((size_t)6 << 20) /* a GPU with less free memory than this counts as full */
 
 /* Guarded by sim_lock(). */
 static struct CUmemPoolHandle_st default_pools[SIM_MAX_DEVICES];
@@ -226,7 +226,7 @@ static CUresult pool_alloc(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, C
                 *dptr = 0;
                 return CUDA_SUCCESS;
         }
-        /* As driver 580 does: an allocation from the default pool of managed memory ends the program on a full card. */
+        /* As driver 580 does: an allocation from the default pool of managed memory ends the program on a full GPU. */
         if (pool >= host_pools && pool < host_pools + SIM_MAX_DEVICES &&
             sim_heap_free_bytes(pool->device) < FULL_BYTES) {
                 fprintf(stderr, "cuMemAllocFromPoolAsync: managed memory, and the device is full\n");

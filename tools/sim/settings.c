@@ -75,22 +75,22 @@ void sim_read_list(const char *variable, bool (*read_word)(char *))
 /* As the driver does: a list of numbers, which ends before the first entry that is invalid or there already. */
 static void read_visible(const char *text)
 {
-        int count = 0, cards = config.devices;
+        int count = 0, gpus = config.devices;
 
-        for (int i = 0; i < cards; i++)
+        for (int i = 0; i < gpus; i++)
                 config.physical[i] = i;
         if (!text)
                 return;
-        while (count < cards) {
+        while (count < gpus) {
                 char *end;
-                long card = strtol(text, &end, 10);
+                long gpu = strtol(text, &end, 10);
                 bool again = false;
 
                 for (int i = 0; i < count; i++)
-                        again |= config.physical[i] == card;
-                if (end == text || card < 0 || card >= cards || again)
+                        again |= config.physical[i] == gpu;
+                if (end == text || gpu < 0 || gpu >= gpus || again)
                         break;
-                config.physical[count++] = (int)card;
+                config.physical[count++] = (int)gpu;
                 if (*end != ',')
                         break;
                 text = end + 1;

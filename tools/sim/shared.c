@@ -1,6 +1,6 @@
 /*
- * GRSIM_SHARED=path: processes that name the same file share one card of GRSIM_MEMORY. The file holds an account of
- * pages per process; the card is full when their sum reaches its size. The account of a dead process is removed by one
+ * GRSIM_SHARED=path: processes that name the same file share one GPU of GRSIM_MEMORY. The file holds an account of
+ * pages per process; the GPU is full when their sum reaches its size. The account of a dead process is removed by one
  * that needs room, so kill -9 loses nothing; and there is no lock that a dead process could keep.
  */
 #include "sim.h"
@@ -74,30 +74,30 @@ void sim_shared_setup(const char *path)
                 abort();
 }
 
-/* card: the number in the file, which CUDA_VISIBLE_DEVICES does not change. */
-static uint64_t sum(int card)
+/* gpu: the number in the file, which CUDA_VISIBLE_DEVICES does not change. */
+static uint64_t sum(int gpu)
 {
         uint64_t pages = 0;
 
         for (size_t i = 0; i < ACCOUNTS; i++) {
                 if (atomic_load(&accounts[i].owner))
-                        pages += atomic_load(&accounts[i].pages[card]);
+                        pages += atomic_load(&accounts[i].pages[gpu]);
         }
         return pages;
 }
 
 bool sim_shared_take(int device, size_t pages, size_t limit)
 {
-        const int card = sim_config()->physical[device];
+        const int gpu = sim_config()->physical[device];
         if (!own || pages == 0) /* 0 pages: succeeds also while the try of another process exceeds the limit */
                 return true;
         for (int i = 0; i < TRIES; i++) {
-                atomic_fetch_add(&own->pages[card], pages);
-                if (sum(card) <= limit)
+                atomic_fetch_add(&own->pages[gpu], pages);
+                if (sum(gpu) <= limit)
                         return true;
-                atomic_fetch_sub(&own->pages[card], pages);
+                atomic_fetch_sub(&own->pages[gpu], pages);
                 sweep();
-                if (sum(card) + pages > limit)
+                if (sum(gpu) + pages > limit)
                         return false;
                 /* Two processes may have refused each other: try again after a back-off of different length. */
                 usleep(PAUSE_US * (1 + (unsigned)getpid() % 7));
@@ -107,20 +107,20 @@ bool sim_shared_take(int device, size_t pages, size_t limit)
 
 void sim_shared_give(int device, size_t pages)
 {
-        const int card = sim_config()->physical[device];
+        const int gpu = sim_config()->physical[device];
         if (own)
-                atomic_fetch_sub(&own->pages[card], pages);
+                atomic_fetch_sub(&own->pages[gpu], pages);
 }
 
 size_t sim_shared_free(int device, size_t limit, size_t own_free)
 {
-        const int card = sim_config()->physical[device];
+        const int gpu = sim_config()->physical[device];
         uint64_t used;
 
         if (!own)
                 return own_free;
         sweep();
-        used = sum(card);
+        used = sum(gpu);
         return used < limit ? limit - used : 0;
 }
 
@@ -131,7 +131,7 @@ static uint64_t hashed(uint64_t hash, const void *data, size_t bytes)
         return hash;
 }
 
-uint64_t sim_shared_card(const char *path)
+uint64_t sim_shared_gpu(const char *path)
 {
         uint64_t hash = UINT64_C(0xcbf29ce484222325);
         struct gr_identity self = {.pid = (uint32_t)getpid()};

@@ -104,13 +104,13 @@ CUresult sim_enter(enum sim_symbol symbol, bool early);
 /* The configuration from the environment, read at the first call. */
 struct sim_config {
         int devices;
-        int physical[SIM_MAX_DEVICES];                        /* which card a device is: CUDA_VISIBLE_DEVICES */
+        int physical[SIM_MAX_DEVICES];                        /* which GPU a device is: CUDA_VISIBLE_DEVICES */
         size_t memory_bytes;                                  /* per device, a multiple of SIM_PAGE_BYTES */
         size_t context_bytes, module_bytes, executable_bytes; /* what a context, a module, an executable graph take */
         size_t pitch_bytes;                                   /* of pitched memory: a row takes a multiple; not 0 */
         bool rdma;                                            /* the devices are capable of GPUDirect RDMA */
         bool lacks[CU_DEVICE_ATTRIBUTE_MAX];                  /* attributes that are 0 */
-        const char *shared;                                   /* file of a card shared with other processes, or NULL */
+        const char *shared;                                   /* file of a GPU shared with other processes, or NULL */
 };
 const struct sim_config *sim_config(void);
 void sim_complain(const char *variable, const char *value);
@@ -419,13 +419,13 @@ void sim_ipc_free(struct sim_alloc *alloc); /* cuMemFree of an imported pool's m
 
 void sim_arrays_forget_context(CUcontext ctx); /* at the context's end; lock held */
 
-/* ---- shared.c: one card for several processes; without sim_shared_setup nothing is shared ---- */
+/* ---- shared.c: one GPU for several processes; without sim_shared_setup nothing is shared ---- */
 
 void sim_shared_setup(const char *path);
-bool sim_shared_take(int device, size_t pages, size_t limit); /* false: the card is full */
+bool sim_shared_take(int device, size_t pages, size_t limit); /* false: the GPU is full */
 void sim_shared_give(int device, size_t pages);
 size_t sim_shared_free(int device, size_t limit, size_t own_free); /* pages */
-uint64_t sim_shared_card(const char *path); /* identifies the card: by its file, or with NULL by this process */
+uint64_t sim_shared_gpu(const char *path); /* identifies the GPU: by its file, or with NULL by this process */
 
 /* ---- vmm.c ---- */
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""gpureclaim status and wait: cards, who uses them, and what the driver's management library says.
+"""gpureclaim status and wait: GPUs, who uses them, and what the driver's management library says.
 
-Usage: cards_test.py GPURECLAIM SIM_FOLDER SHIM FAKE_NVML
+Usage: gpus_test.py GPURECLAIM SIM_FOLDER SHIM FAKE_NVML
 """
 
 import json
@@ -24,21 +24,21 @@ def status(scene, **environment):
 
 
 def orders(scene):
-    """Two processes that count the cards differently meet at the same ones; without a common card they do not."""
+    """Two processes that count the GPUs differently meet at the same ones; without a common GPU they do not."""
     one = scene.start(CUDA_VISIBLE_DEVICES="0,1")
     other = scene.start(CUDA_VISIBLE_DEVICES="1,0")
     apart = scene.start(CUDA_VISIBLE_DEVICES="1")
     scene.check(one.ask("alloc", 0, 600) == 0 and one.ask("free") == 0, "the first cannot work")
-    scene.check(other.ask("alloc", 0, 100) == 0, "its first card is the other one")
-    cards = status(scene)
-    scene.check(len(cards) == 2, f"two cards: {cards}")
-    scene.check(apart.ask("alloc", 0, 200) == 0, "a process that sees the second card only")
-    beside = [sorted(process["pid"] for process in card["processes"]) for card in status(scene)]
+    scene.check(other.ask("alloc", 0, 100) == 0, "its first GPU is the other one")
+    gpus = status(scene)
+    scene.check(len(gpus) == 2, f"two GPUs: {gpus}")
+    scene.check(apart.ask("alloc", 0, 200) == 0, "a process that sees the second GPU only")
+    beside = [sorted(process["pid"] for process in gpu["processes"]) for gpu in status(scene)]
     scene.check(sorted([[one.pid], sorted([other.pid, apart.pid])]) == sorted(beside), f"who is where: {beside}")
-    # The second card of the other process is the first one's first: what is cached there is given.
-    scene.check(other.ask("alloc", 1, 900) == 0, "a neighbour's cache on a card counted differently")
-    scene.check(apart.ask("alloc", 0, 900) == 2, "more than its card has left")
-    totals = sorted(card["gpu_used_bytes"] // MIB for card in status(scene))
+    # The second GPU of the other process is the first one's first: what is cached there is given.
+    scene.check(other.ask("alloc", 1, 900) == 0, "a neighbour's cache on a GPU counted differently")
+    scene.check(apart.ask("alloc", 0, 900) == 2, "more than its GPU has left")
+    totals = sorted(gpu["gpu_used_bytes"] // MIB for gpu in status(scene))
     # What the neighbour had cached went as far as was needed, or all of it.
     scene.check(totals[0] == 300 and 900 <= totals[1] <= 1024, f"what is used: {totals}")
     for process in (one, other, apart):
@@ -55,7 +55,7 @@ def nvml_env(scene, text):
 
 
 def what_is_not_ours(scene):
-    """The card's figures come from the management library; the members' charges are ours, the rest is not."""
+    """The GPU's figures come from the management library; the members' charges are ours, the rest is not."""
     process = scene.start()
     process.ask("alloc", 0, 100)
     process.ask("alloc", 0, 50)
@@ -63,10 +63,10 @@ def what_is_not_ours(scene):
     process.ask("alloc", 0, 50)
     uuid = status(scene)[0]["uuid"]
     nvml = nvml_env(scene, f"GPU-{uuid} 1024 400\n")
-    card = status(scene, **nvml)[0]
-    figures = [card[name] // MIB for name in ("gpu_total_bytes", "gpu_used_bytes", "foreign_bytes")]
+    gpu = status(scene, **nvml)[0]
+    figures = [gpu[name] // MIB for name in ("gpu_total_bytes", "gpu_used_bytes", "foreign_bytes")]
     scene.check(figures == [1024, 400, 250], f"total, used and not ours: {figures}")
-    twice = [name for name in card["processes"][0] if name.startswith("device_")]
+    twice = [name for name in gpu["processes"][0] if name.startswith("device_")]
     scene.check(twice == [], f"a process tells what its GPU has told: {twice}")
 
     def cached():
@@ -120,9 +120,9 @@ def what_is_not_ours(scene):
     with open(listing, "w", encoding="ascii") as file:
         file.write(f"{process.pid} 192\n4000001 77\n4000002 -1\n" + "".join(f"{4000100 + i} 1\n" for i in range(150)))
     nvml["FAKE_NVML_PROCESSES"] = listing
-    card = status(scene, **nvml)[0]
-    scene.check(card["processes"][0]["driver_bytes"] == 40 * MIB, f"the driver's own: {card['processes']}")
-    others = {other["pid"]: other["used_bytes"] for other in card["others"]}
+    gpu = status(scene, **nvml)[0]
+    scene.check(gpu["processes"][0]["driver_bytes"] == 40 * MIB, f"the driver's own: {gpu['processes']}")
+    others = {other["pid"]: other["used_bytes"] for other in gpu["others"]}
     scene.check(len(others) == 152 and others[4000001] == 77 * MIB, f"the others: {others}")
     scene.check(others[4000002] is None and process.pid not in others, f"the others: {others}")
     code, out, _ = scene.run("status", **nvml)
@@ -162,8 +162,8 @@ def what_is_not_ours(scene):
     looker.end()
 
 
-def which_card(scene):
-    """wait looks at the card that the program will use."""
+def which_gpu(scene):
+    """wait looks at the GPU that the program will use."""
     nvml = nvml_env(scene, f"{FIRST} 1000 900\n{SECOND} 1000 100\n")
 
     def fits(*flags, **environment):
@@ -176,8 +176,8 @@ def which_card(scene):
     scene.check(fits(CUDA_VISIBLE_DEVICES="1,0") == 0, "the first visible one")
     scene.check(fits(CUDA_VISIBLE_DEVICES=SECOND) == 0, "the first visible one, by UUID")
     scene.check(fits("--gpu", "0", CUDA_VISIBLE_DEVICES="1") == 1, "a flag goes before the variable")
-    scene.check(fits("--gpu", "second") == 2, "not a card's name")
-    scene.check(fits("--gpu", "7") == 2, "a card that is not there")
+    scene.check(fits("--gpu", "second") == 2, "not a GPU's name")
+    scene.check(fits("--gpu", "7") == 2, "a GPU that is not there")
     # Room that comes while it waits.
     waiting = subprocess.Popen(
         [command, "wait", "--free", "500MiB", "--", "echo", "started"],
@@ -239,7 +239,7 @@ def files(scene):
 
 
 failed = 0
-for test, devices in ((orders, 2), (what_is_not_ours, 1), (which_card, 1), (containers, 1), (files, 1)):
+for test, devices in ((orders, 2), (what_is_not_ours, 1), (which_gpu, 1), (containers, 1), (files, 1)):
     with Scene(command, sim, shim, devices) as scene:
         os.mkdir(os.path.join(scene.folder, "lib"))
         shutil.copy(fake, os.path.join(scene.folder, "lib", "libnvidia-ml.so.1"))

@@ -1,0 +1,257 @@
+/* The processes that use each GPU: their regions in shared memory, and what NVML says of the GPU (gpus.h). */
+#include "gpus.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/options.h"
+#include "command.h"
+#include "driver/dlsym.h"
+#include "driver/nvml.h"
+#include "system/platform.h"
+
+#define QUIET_NS UINT64_C(1000000000) /* longest wait without a sign of life */
+#define WORK_NS  UINT64_C(5000000000) /* longest wait for a process that gives signs of life */
+
+void *gr_real_symbol(void *handle, const char *name)
+{
+        return dlsym(handle, name);
+}
+
+static bool ask_nvml(struct gpu *gpu)
+{
+        struct gr_nvml_memory memory;
+        void *device;
+
+        if (gr_nvml_device(gpu->uuid, &device) != 0 || gr_nvml_memory(device, &memory) != 0)
+                return false;
+        gpu->total_bytes = memory.total;
+        gpu->used_bytes = memory.used;
+        free(gpu->uses);
+        if (gr_nvml_processes(device, &gpu->uses, &gpu->use_count) != 0) {
+                gpu->uses = NULL;
+                gpu->use_count = 0;
+        }
+        return true;
+}
+
+int gpu_read_free(const char *name, uint64_t *ret_free_bytes, char ret_uuid[37])
+{
+        struct gr_nvml_memory memory;
+        void *device;
+        int rc = gr_nvml_device_named(name, &device, ret_uuid);
+
+        if (rc == 0)
+                rc = gr_nvml_memory(device, &memory);
+        if (rc == 0)
+                *ret_free_bytes = memory.free;
+        return rc;
+}
+
+static int by_pid(const void *left, const void *right)
+{
+        const struct gr_member *a = left, *b = right;
+
+        return a->identity.pid < b->identity.pid ? -1 : a->identity.pid > b->identity.pid;
+}
+
+static int by_name(const void *left, const void *right)
+{
+        const struct gpu *a = left, *b = right;
+        int order = strcmp(a->uuid, b->uuid);
+
+        return order ? order : strcmp(a->group, b->group);
+}
+
+static void read_members(struct gpu *gpu)
+{
+        if (!gpu->members)
+                gpu->members = calloc(GR_REGION_SLOTS, sizeof(*gpu->members));
+        gpu->count = 0;
+        gpu->reserved_bytes = 0;
+        for (unsigned i = 0; gpu->members && i < GR_REGION_SLOTS; i++)
+                if (gr_region_read(&gpu->region, i, &gpu->members[gpu->count]) == 0)
+                        gpu->reserved_bytes += gpu->members[gpu->count++].reserved_bytes;
+        if (gpu->members)
+                qsort(gpu->members, gpu->count, sizeof(*gpu->members), by_pid);
+}
+
+void gpu_read(struct gpu *gpu, bool ask)
+{
+        const struct gr_request refresh = {.orders = GR_ORDER_REFRESH};
+        uint64_t newest = 0;
+
+        gr_region_sweep(&gpu->region);
+        read_members(gpu);
+        if (ask_nvml(gpu))
+                return;
+        /* One answer suffices: it is about the whole GPU. */
+        for (size_t i = 0; ask && i < gpu->count; i++) {
+                uint64_t given, start;
+                struct gr_member *member = &gpu->members[i];
+
+                if (member->same_namespace &&
+                    gr_platform_process_state(member->identity.pid, &start) == GR_PROCESS_STOPPED)
+                        continue;
+                if (gpu_request(gpu, member, &refresh, &given) == 0) {
+                        gr_region_read(&gpu->region, member->slot, member);
+                        gpu->total_bytes = member->figures[GR_FIGURE_device_total];
+                        gpu->used_bytes = gpu->total_bytes - member->figures[GR_FIGURE_device_free];
+                        return;
+                }
+        }
+        for (size_t i = 0; i < gpu->count; i++)
+                if (gpu->members[i].active_ns >= newest && gpu->members[i].figures[GR_FIGURE_device_free]) {
+                        newest = gpu->members[i].active_ns;
+                        gpu->total_bytes = gpu->members[i].figures[GR_FIGURE_device_total];
+                        gpu->used_bytes = gpu->total_bytes - gpu->members[i].figures[GR_FIGURE_device_free];
+                }
+}
+
+static void gpu_close(struct gpu *gpu)
+{
+        gr_region_close(&gpu->region);
+        free(gpu->members);
+        free(gpu->uses);
+}
+
+int gpus_open(struct gpu **ret_gpus, size_t *ret_count, size_t *ret_other)
+{
+        static struct gr_options options;
+        struct gpu *gpus = NULL;
+        char dir[GR_REGION_PATH_BYTES];
+        struct gr_identity self;
+        struct dirent *entry;
+        size_t count = 0;
+        DIR *open;
+        int rc = gr_platform_identity(&self);
+
+        if (rc)
+                return rc;
+        gr_options_load(&options, (const char *(*)(const char *))getenv, NULL, NULL, NULL);
+        *ret_gpus = NULL;
+        *ret_count = *ret_other = 0;
+        if (options.region_dir.text[0])
+                memcpy(dir, options.region_dir.text, sizeof(dir));
+        else
+                rc = gr_region_default_dir(false, dir, sizeof(dir));
+        if (rc)
+                return rc == -ENOENT ? 0 : rc;
+        open = opendir(dir);
+        if (!open)
+                return errno == ENOENT ? 0 : -errno;
+        while ((entry = readdir(open))) {
+                struct gpu *gpu, *more;
+
+                if (entry->d_name[0] == '.')
+                        continue;
+                more = realloc(gpus, (count + 1) * sizeof(*gpus));
+                if (!more)
+                        break;
+                gpus = more;
+                gpu = memset(&gpus[count], 0, sizeof(*gpu));
+                rc = gr_region_parse_file_name(entry->d_name, gpu->group, gpu->uuid);
+                if (rc == 0)
+                        rc = gr_region_open(&gpu->region, &gr_platform_ops, &self, dir, entry->d_name, false);
+                if (rc) {
+                        *ret_other += rc != -ENOENT; /* -ENOENT: a region whose processes have all ended */
+                        continue;
+                }
+                gpu_read(gpu, false);
+                if (gpu->count > 0)
+                        count++;
+                else
+                        gpu_close(gpu);
+        }
+        closedir(open);
+        if (count > 0)
+                qsort(gpus, count, sizeof(*gpus), by_name);
+        *ret_gpus = gpus;
+        *ret_count = count;
+        return 0;
+}
+
+void gpus_close(struct gpu *gpus, size_t count)
+{
+        for (size_t i = 0; i < count; i++)
+                gpu_close(&gpus[i]);
+        free(gpus);
+}
+
+uint64_t gpu_others_bytes(const struct gpu *gpu)
+{
+        return gpu->used_bytes > gpu->reserved_bytes ? gpu->used_bytes - gpu->reserved_bytes : 0;
+}
+
+uint64_t member_driver_bytes(const struct gpu *gpu, const struct gr_member *member)
+{
+        uint64_t own = member->figures[GR_FIGURE_driver];
+
+        /* Another process may have the same pid here as a member of another pid namespace. */
+        for (size_t i = 0; own == UINT64_MAX && member->same_namespace && i < gpu->use_count; i++)
+                if (gpu->uses[i].pid == member->identity.pid && gpu->uses[i].bytes != UINT64_MAX &&
+                    gpu->uses[i].bytes >= member->reserved_bytes)
+                        own = gpu->uses[i].bytes - member->reserved_bytes;
+        return own;
+}
+
+void member_figures(const struct gpu *gpu, const struct gr_member *member, uint64_t ret[GR_FIGURE_COUNT])
+{
+        memcpy(ret, member->figures, sizeof(member->figures));
+        for (int i = GR_SHARED_FIGURES; i < GR_FIGURE_COUNT; i++)
+                ret[i] = UINT64_MAX;
+        ret[GR_FIGURE_reserved] = member->reserved_bytes;
+        ret[GR_FIGURE_driver] = member_driver_bytes(gpu, member);
+}
+
+bool gpu_has_member(const struct gpu *gpu, uint32_t pid)
+{
+        for (size_t i = 0; i < gpu->count; i++)
+                if (gpu->members[i].same_namespace && gpu->members[i].identity.pid == pid)
+                        return true;
+        return false;
+}
+
+int gpu_request(struct gpu *gpu, const struct gr_member *member, const struct gr_request *request,
+                uint64_t *ret_given_bytes)
+{
+        struct gr_slot *slot = &gpu->region.map->slots[member->slot];
+        uint64_t before = atomic_load(&slot->given_bytes), now = gr_platform_now_ns();
+        const struct gr_patience patience = {.begin_ns = now, .quiet_ns = QUIET_NS, .deadline_ns = now + WORK_NS};
+        uint32_t sequence = gr_region_request(&gpu->region, member->slot, request);
+
+        if (!gr_region_await(&gpu->region, member->slot, member->owner, sequence, &patience))
+                return atomic_load(&gpu->region.map->owners[member->slot]) == member->owner ? -ETIMEDOUT : -ESRCH;
+        *ret_given_bytes = atomic_load(&slot->given_bytes) - before;
+        return 0;
+}
+
+double member_idle_s(const struct gpu *gpu, const struct gr_member *member)
+{
+        uint64_t now = gpu->region.ops->now_ns();
+
+        return now > member->active_ns ? (double)(now - member->active_ns) / 1e9 : 0;
+}
+
+int size_parse(const char *text, uint64_t total_bytes, uint64_t *ret_bytes)
+{
+        struct gr_size size;
+        int rc = gr_size_parse(text, &size);
+
+        if (rc == 0)
+                *ret_bytes = size.is_percent ? (uint64_t)((double)total_bytes * size.percent / 100) : size.bytes;
+        return rc;
+}
+
+bool size_argument(const char *command, const char *text, uint64_t total_bytes, uint64_t *ret_bytes)
+{
+        int rc = size_parse(text, total_bytes, ret_bytes);
+
+        if (rc)
+                complain("%s: %s: %s (expected a size such as 4GiB, 512MB or 50%%, or none)", command, text,
+                         gr_option_reason(rc));
+        return rc == 0;
+}

@@ -1,0 +1,75 @@
+/* The GPUs that processes with the library use, from the regions in shared memory. */
+#ifndef GR_GPUS_H
+#define GR_GPUS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "driver/nvml.h"
+#include "region/region.h"
+
+/* One group of processes on one GPU. */
+struct gpu {
+        struct gr_region region;
+        char group[GR_GROUP_NAME_BYTES];
+        char uuid[37];
+        uint64_t total_bytes, used_bytes; /* of the GPU; 0 and 0: not known */
+        uint64_t reserved_bytes;          /* of all members */
+        struct gr_member *members;        /* by pid */
+        size_t count;
+        struct gr_nvml_use *uses; /* of all processes, from NVML; NULL: not known */
+        size_t use_count;
+};
+
+/*
+ * Opens every region that the user has and reads it, after freeing the slots of processes that are gone. 0, with GPUs
+ * that have members, by UUID and group, for gpus_close; or -errno. *ret_other: files that are no region of this
+ * version.
+ */
+int gpus_open(struct gpu **ret_gpus, size_t *ret_count, size_t *ret_other);
+
+void gpus_close(struct gpu *gpus, size_t count);
+
+/*
+ * Reads the members again, and what is used of the GPU: from NVML or, where that is missing, from what the members
+ * have last seen. ask: one of them looks at the GPU now.
+ */
+void gpu_read(struct gpu *gpu, bool ask);
+
+/* The memory of the GPU that is used, and not reserved by a member. */
+uint64_t gpu_others_bytes(const struct gpu *gpu);
+
+/*
+ * The driver overhead of a member: what the member says, or else what NVML says that the process uses, less what it has
+ * reserved. UINT64_MAX: not known.
+ */
+uint64_t member_driver_bytes(const struct gpu *gpu, const struct gr_member *member);
+
+/* What is known of a member: what it says of itself, but for what the region or the driver knows better. */
+void member_figures(const struct gpu *gpu, const struct gr_member *member, uint64_t ret[GR_FIGURE_COUNT]);
+
+/* Whether process pid is one of the members. */
+bool gpu_has_member(const struct gpu *gpu, uint32_t pid);
+
+/* Asks a member for something and waits for it. 0, -ESRCH: it is gone; -ETIMEDOUT: it does not answer. */
+int gpu_request(struct gpu *gpu, const struct gr_member *member, const struct gr_request *request,
+                uint64_t *ret_given_bytes);
+
+/*
+ * Free memory of a GPU, from NVML, so that no context is made for it. name: the GPU's number in nvidia-smi, or its
+ * UUID ("GPU-...") or the beginning of that, as in CUDA_VISIBLE_DEVICES. -ENOTSUP: NVML is not there, or does not tell;
+ * -ENODEV: no such GPU.
+ */
+int gpu_read_free(const char *name, uint64_t *ret_free_bytes, char ret_uuid[37]);
+
+/* Seconds since the process last did something with its memory. */
+double member_idle_s(const struct gpu *gpu, const struct gr_member *member);
+
+/* Parses a size for a GPU of total_bytes. 0, or an error of gr_size_parse. */
+int size_parse(const char *text, uint64_t total_bytes, uint64_t *ret_bytes);
+
+/* Parses a size argument of command for a member or GPU of total_bytes. False: it is no size, which it has printed. */
+bool size_argument(const char *command, const char *text, uint64_t total_bytes, uint64_t *ret_bytes);
+
+#endif
