@@ -71,8 +71,8 @@ void gr_extent_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, 
 
 GR_HOT_CODE bool gr_extents_stay_small(struct gr_device *device, uint64_t more_bytes)
 {
-        uint64_t device_bytes = atomic_load_explicit(&device->total_bytes, memory_order_relaxed);
-        uint64_t total_bytes = gr_budget_total(device, device_bytes > 0 ? device_bytes : UINT64_MAX);
+        uint64_t device_total_bytes = atomic_load_explicit(&device->total_bytes, memory_order_relaxed);
+        uint64_t total_bytes = gr_budget_total(device, device_total_bytes > 0 ? device_total_bytes : UINT64_MAX);
 
         return atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed) + more_bytes >
                total_bytes / SMALL_BEYOND_SHARE;
