@@ -46,7 +46,7 @@ static const char *const kind_names[] = {
 #undef GR_MEMORY_NAME
 };
 
-__attribute__((format(printf, 2, 3))) static void put(struct out *out, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void put_text(struct out *out, const char *format, ...)
 {
         char line[512] = "";
         va_list args;
@@ -87,19 +87,19 @@ static void put_device(struct out *out, struct gr_device *device)
         total = figures[GR_FIGURE_device_total];
         used = total - figures[GR_FIGURE_device_free];
         if (total > 0 && used < total)
-                put(out, "  device %d: all processes use %s of its %s (%.2f%%)\n", device->ordinal,
-                    gr_size_format(used, a, sizeof(a)), gr_size_format(total, b, sizeof(b)),
-                    100.0 * (double)used / (double)total);
+                put_text(out, "  device %d: all processes use %s of its %s (%.2f%%)\n", device->ordinal,
+                         gr_size_format(used, a, sizeof(a)), gr_size_format(total, b, sizeof(b)),
+                         100.0 * (double)used / (double)total);
         else
-                put(out, "  device %d: use of its memory unknown\n", device->ordinal);
+                put_text(out, "  device %d: use of its memory unknown\n", device->ordinal);
         /* Driver overhead that the limit includes is part of the reserved memory, so it is not shown a second time. */
         if (atomic_load(&device->kind_bytes[GR_MEMORY_DRIVER]) > 0)
                 figures[GR_FIGURE_driver] = UINT64_MAX;
         gr_figures_text(figures, out->sink, out->arg);
         for (enum gr_memory_kind kind = 0; kind < GR_MEMORY_HOST; kind++)
                 if (gr_memory_kind_is_charged(kind) && atomic_load(&device->kind_bytes[kind]) > 0)
-                        put(out, "    reserved for %s: %s\n", kind_words[kind],
-                            gr_size_format(atomic_load(&device->kind_bytes[kind]), a, sizeof(a)));
+                        put_text(out, "    reserved for %s: %s\n", kind_words[kind],
+                                 gr_size_format(atomic_load(&device->kind_bytes[kind]), a, sizeof(a)));
 }
 
 static void put_pinned(struct out *out, struct gr_device *host)
@@ -109,13 +109,13 @@ static void put_pinned(struct out *out, struct gr_device *host)
 
         if (atomic_load(&host->peak_reserved_bytes) == 0)
                 return;
-        put(out, "  %s: ", kind_words[GR_MEMORY_HOST]);
+        put_text(out, "  %s: ", kind_words[GR_MEMORY_HOST]);
 #define PUT_FIGURE(name, words, value)                                                                                 \
-        put(out, "%s" words " %s", between, gr_size_format(value, size, sizeof(size)));                                \
+        put_text(out, "%s" words " %s", between, gr_size_format(value, size, sizeof(size)));                           \
         between = ", ";
         PINNED_FIGURES(PUT_FIGURE)
 #undef PUT_FIGURE
-        put(out, "\n");
+        put_text(out, "\n");
 }
 
 void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg)
@@ -132,13 +132,13 @@ void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg)
                         put_device(&out, &core->devices[i]);
         put_pinned(&out, core->host);
 #define PUT_COUNT(name, words, value)                                                                                  \
-        put(&out, "%s" words ": %" PRIu64, between, value);                                                            \
+        put_text(&out, "%s" words ": %" PRIu64, between, value);                                                       \
         between = ", ";
         CACHE_COUNTS(PUT_COUNT)
 #undef PUT_COUNT
-        put(&out, "; hit rate: %.1f%%\n", requests ? 100.0 * (double)counts.hits / (double)requests : 0.0);
+        put_text(&out, "; hit rate: %.1f%%\n", requests ? 100.0 * (double)counts.hits / (double)requests : 0.0);
         /* Each hit saves the allocation now, and saved a free before. */
-        put(&out, "  driver calls saved: %" PRIu64 "\n", 2 * counts.hits);
+        put_text(&out, "  driver calls saved: %" PRIu64 "\n", 2 * counts.hits);
         gr_counters_text(&core->counters, sink, arg);
 }
 

@@ -62,7 +62,7 @@ bool gr_budget_add_up_to(_Atomic uint64_t *account, uint64_t bytes, uint64_t mos
         return true;
 }
 
-static bool charge(struct gr_device *device, uint64_t bytes)
+static bool charge_reserved(struct gr_device *device, uint64_t bytes)
 {
         const struct gr_group *group = atomic_load(&device->group);
 
@@ -116,7 +116,7 @@ int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t 
         bool room;
 
         gr_budget_ask(device, bytes); /* before the charge, so that no other thread counts it in the peak */
-        if (charge(device, bytes)) {
+        if (charge_reserved(device, bytes)) {
                 *ret_reserved_bytes = bytes;
                 return 0;
         }
@@ -147,7 +147,7 @@ static void add_kind(struct gr_device *device, enum gr_memory_kind kind, uint64_
 
 int gr_budget_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)
 {
-        if (gr_memory_kind_is_charged(kind) && !charge(device, bytes))
+        if (gr_memory_kind_is_charged(kind) && !charge_reserved(device, bytes))
                 return -EDQUOT;
         note_reserved(device);
         add_kind(device, kind, bytes);
@@ -210,7 +210,7 @@ static int commit_block(struct gr_device *device, uint64_t ptr, size_t capacity_
         if (!gr_is_small(capacity_bytes)) {
                 uint64_t bytes = gr_footprint_bytes(capacity_bytes);
 
-                if (bytes > reserved_bytes && !charge(device, bytes - reserved_bytes)) {
+                if (bytes > reserved_bytes && !charge_reserved(device, bytes - reserved_bytes)) {
                         adjust_charge(device, -(int64_t)reserved_bytes);
                         return -EDQUOT;
                 }

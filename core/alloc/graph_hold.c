@@ -121,7 +121,7 @@ static bool is_plain_range(const struct gr_block *block)
 
 /* Below, the lock of holds is held unless a comment says otherwise. */
 
-static void unlist(struct gr_graph_hold *hold, struct gr_block *block)
+static void unlist_block(struct gr_graph_hold *hold, struct gr_block *block)
 {
         gr_assert_locked(&hold->core->holds_lock);
         DL_DELETE(hold->parked, block);
@@ -137,11 +137,11 @@ static bool leaves_to_join(struct gr_block *adjacent, void *arg)
         /* Of this hold's blocks only parked ones have a prev. That of other blocks may change, and is not read. */
         if (atomic_load(&adjacent->hold) != hold->number || !adjacent->prev || !is_plain_range(adjacent))
                 return false;
-        unlist(hold, adjacent);
+        unlist_block(hold, adjacent);
         return true;
 }
 
-static void park(struct gr_graph_hold *hold, struct gr_block *block)
+static void park_block(struct gr_graph_hold *hold, struct gr_block *block)
 {
         gr_assert_locked(&hold->core->holds_lock);
         count_parked(block, 1);
@@ -164,7 +164,7 @@ bool gr_graph_hold_park(struct gr_core *core, struct gr_block *block)
         HASH_FIND(hh, core->holds, &number, sizeof(number), hold);
         if (hold && atomic_load(&hold->users) > 0 &&
             !(hold->shared_in && hold->ended && block->flags & GR_BLOCK_GRAPH)) {
-                park(hold, block);
+                park_block(hold, block);
         } else {
                 atomic_store(&block->hold, 0);
                 hold = NULL;
@@ -211,11 +211,11 @@ static struct gr_block *take_parked(struct gr_graph_hold *hold, struct gr_contex
         gr_lock(&hold->core->holds_lock);
         block = best_parked(hold, context, bytes);
         if (block) {
-                unlist(hold, block);
+                unlist_block(hold, block);
                 count_parked(block, -1);
                 rest = is_plain_range(block) ? gr_graph_range_cut(block, bytes) : NULL;
                 if (rest)
-                        park(hold, rest);
+                        park_block(hold, rest);
         }
         gr_unlock(&hold->core->holds_lock);
         return block;
@@ -225,7 +225,7 @@ static struct gr_block *take_parked(struct gr_graph_hold *hold, struct gr_contex
  * Frees what was parked in a shared hold of graph segments. After a capture with a single stream it needs no fence: all
  * work that has used it runs in the order of the graphs that share the memory. ends: no more is parked. Lock not held.
  */
-static void unpark(struct gr_graph_hold *hold, bool single_stream, bool ends, gr_graph_hold_free *free_block)
+static void unpark_blocks(struct gr_graph_hold *hold, bool single_stream, bool ends, gr_graph_hold_free *free_block)
 {
         struct gr_block *all = NULL, *block, *next;
         bool should_close;
@@ -235,7 +235,7 @@ static void unpark(struct gr_graph_hold *hold, bool single_stream, bool ends, gr
         DL_FOREACH_SAFE (hold->parked, block, next) {
                 if (!(block->flags & GR_BLOCK_GRAPH))
                         continue;
-                unlist(hold, block);
+                unlist_block(hold, block);
                 count_parked(block, -1);
                 atomic_store(&block->hold, 0);
                 LL_PREPEND(all, block);
@@ -273,7 +273,7 @@ struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_contex
         if (hold->shared_in == context && bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_has_segments(context) &&
             !gr_fence_is_broken(context->fence)) {
                 if (single_stream)
-                        unpark(hold, single_stream, false, free_block);
+                        unpark_blocks(hold, single_stream, false, free_block);
                 block = take_shared(context, bytes);
         }
         if (block)
@@ -286,7 +286,7 @@ struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_contex
 void gr_graph_hold_end(struct gr_graph_hold *hold, bool single_stream, gr_graph_hold_free *free_block)
 {
         if (hold->shared_in)
-                unpark(hold, single_stream, true, free_block);
+                unpark_blocks(hold, single_stream, true, free_block);
 }
 
 bool gr_graph_holds_are_over(struct gr_core *core)
@@ -311,7 +311,7 @@ static struct gr_block *unpark_all(struct gr_core *core, struct gr_context *cont
                 DL_FOREACH_SAFE (hold->parked, block, next) {
                         if (context ? block->context != context : gr_block_state(block) != GR_BLOCK_GONE)
                                 continue;
-                        unlist(hold, block);
+                        unlist_block(hold, block);
                         count_parked(block, -1);
                         atomic_store(&block->hold, 0);
                         LL_PREPEND(all, block);
@@ -372,7 +372,7 @@ void gr_graph_holds_context_gone(struct gr_context *context)
                 DL_FOREACH_SAFE (hold->parked, block, next) {
                         if (block->context != context)
                                 continue;
-                        unlist(hold, block);
+                        unlist_block(hold, block);
                         count_parked(block, -1);
                         LL_PREPEND(gone, block);
                 }

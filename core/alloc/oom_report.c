@@ -33,7 +33,7 @@ struct line {
 };
 
 /* Appends; what finds no room is cut off. */
-__attribute__((format(printf, 2, 3))) static void add(struct line *line, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void add_text(struct line *line, const char *format, ...)
 {
         va_list arguments;
         int length;
@@ -50,7 +50,7 @@ static void add_size(struct line *line, const char *begin, uint64_t bytes, const
 {
         char text[GR_SIZE_TEXT_BYTES];
 
-        add(line, "%s%s%s", begin, gr_size_format(bytes, text, sizeof(text)), end);
+        add_text(line, "%s%s%s", begin, gr_size_format(bytes, text, sizeof(text)), end);
 }
 
 /* The classes of which the program has the most bytes, the largest sum first; then what is no block of the pool. */
@@ -70,7 +70,7 @@ static void add_largest(struct line *line, struct gr_core *core, struct gr_devic
                         break;
                 assert(counts[top] > 0);
                 add_size(line, before, bytes[top], "");
-                add(line, " in %" PRIu64 " block%s of about ", counts[top], counts[top] == 1 ? "" : "s");
+                add_text(line, " in %" PRIu64 " block%s of about ", counts[top], counts[top] == 1 ? "" : "s");
                 add_size(line, "", bytes[top] / counts[top], "");
                 bytes[top] = 0;
         }
@@ -79,11 +79,11 @@ static void add_largest(struct line *line, struct gr_core *core, struct gr_devic
                 if (other == 0 || !gr_memory_kind_is_charged(kind))
                         continue;
                 add_size(line, before, other, " of ");
-                add(line, "%s", kind_words[kind]);
+                add_text(line, "%s", kind_words[kind]);
                 before = ", ";
         }
         if (!*before)
-                add(line, "nothing");
+                add_text(line, "nothing");
 }
 
 /* Adds where most of the live memory was allocated. False: that is not known. */
@@ -94,9 +94,9 @@ static bool add_origins(struct line *line, gr_oom_find_origins *find, int device
         unsigned count = find ? find(device, origins, &estimated) : 0;
 
         for (unsigned i = 0; i < count; i++) {
-                add(line, "%s%s: ", i > 0 ? "; " : "", origins[i].where);
+                add_text(line, "%s%s: ", i > 0 ? "; " : "", origins[i].where);
                 add_size(line, estimated ? "about " : "", (uint64_t)(origins[i].bytes + 0.5), "");
-                add(line, " in %.0f block%s", origins[i].blocks, origins[i].blocks < 1.5 ? "" : "s");
+                add_text(line, " in %.0f block%s", origins[i].blocks, origins[i].blocks < 1.5 ? "" : "s");
         }
         return count > 0;
 }
@@ -107,16 +107,16 @@ static void add_tried(struct line *line, const struct gr_oom_report *report)
 
         for (int rung = 0; rung < GR_RUNG_FAIL; rung++)
                 if (report->tries[rung] > 0)
-                        add(line, " %s", gr_rung_words[rung]);
+                        add_text(line, " %s", gr_rung_words[rung]);
         for (int rung = 0; rung < GR_RUNG_FAIL; rung++) {
                 if (report->given_bytes[rung] == 0)
                         continue;
                 add_size(line, before, report->given_bytes[rung], " by ");
-                add(line, "%s", gr_rung_words[rung]);
+                add_text(line, "%s", gr_rung_words[rung]);
                 before = ", ";
         }
         if (*before == ';')
-                add(line, "; nothing came back");
+                add_text(line, "; nothing came back");
 }
 
 /* What the device has; known is false where the driver does not say. */
@@ -128,7 +128,7 @@ struct device_memory {
 static void add_host(struct line *line, const struct gr_oom_report *report)
 {
         if (report->block && report->tries[GR_RUNG_SPILL] == 0)
-                add(line, "; or host memory, slower (GPURECLAIM_SPILL)");
+                add_text(line, "; or host memory, slower (GPURECLAIM_SPILL)");
 }
 
 /* Freed memory that the GPU may still use: the only cached memory that would have come back otherwise. */
@@ -155,7 +155,7 @@ static void add_help_own_limit(struct line *line, const struct gr_oom_report *re
         uint64_t room = group ? group->room(group->arg) : GR_UNLIMITED;
 
         if (least <= atomic_load(&device->hard_bytes)) {
-                add(line, "perhaps to try again: the limit has room now");
+                add_text(line, "perhaps to try again: the limit has room now");
                 return;
         }
         if (least - gr_min(waiting, least) <= atomic_load(&device->hard_bytes)) {
@@ -163,7 +163,7 @@ static void add_help_own_limit(struct line *line, const struct gr_oom_report *re
                 return;
         }
         add_size(line, "a limit of ", least, " (GPURECLAIM_HARD_LIMIT, or gpureclaim limit ");
-        add(line, "%d %" PRIu64 "MiB)", (int)getpid(), (least + (1 << 20) - 1) >> 20);
+        add_text(line, "%d %" PRIu64 "MiB)", (int)getpid(), (least + (1 << 20) - 1) >> 20);
         if (report->need_bytes > room)
                 add_size(line, ", and ", report->need_bytes - room, " more room in the group limit");
         add_room_on_device(line, report, memory);
@@ -181,7 +181,7 @@ static void add_help_group(struct line *line, const struct gr_oom_report *report
         if (all - own >= lack) {
                 add_size(line, "; or other processes of the group free ", lack, "");
                 if (report->tries[GR_RUNG_WAIT] == 0)
-                        add(line, " (GPURECLAIM_WAIT=30s waits for that)");
+                        add_text(line, " (GPURECLAIM_WAIT=30s waits for that)");
         }
         add_room_on_device(line, report, memory);
 }
@@ -194,12 +194,12 @@ static void add_help_device(struct line *line, const struct gr_oom_report *repor
                  used = memory->total_bytes - memory->free_bytes;
 
         if (!memory->known) {
-                add(line, "more free memory on the device");
+                add_text(line, "more free memory on the device");
         } else if (lack == 0) {
                 if (report->block && report->context->core->config.pool < GR_POOL_SPLIT)
-                        add(line, "GPURECLAIM_POOL=auto: enough is free, but perhaps not in one piece");
+                        add_text(line, "GPURECLAIM_POOL=auto: enough is free, but perhaps not in one piece");
                 else
-                        add(line, "perhaps to try again: the device has that much free now");
+                        add_text(line, "perhaps to try again: the device has that much free now");
         } else if (waiting >= lack) {
                 add_size(line, "to try again when the GPU does not use the ", waiting, " any more");
         } else {
@@ -255,7 +255,7 @@ void gr_oom_report(const struct gr_oom_report *report)
         gr_log(level, "  tried for %.3f ms:%s", (double)(now_ns - report->begin_ns) / 1e6, tried.text);
 
         if (memory.known && report->need_bytes > memory.total_bytes) {
-                add(&help, "nothing: that is more than the device has");
+                add_text(&help, "nothing: that is more than the device has");
                 add_host(&help, report);
         } else if (of_group) {
                 add_help_group(&help, report, group, &memory);

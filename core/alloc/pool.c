@@ -272,7 +272,7 @@ int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_sourc
  * Whether frees of the calling thread go to the driver, after one of its allocations failed. Only that thread runs the
  * release-and-retry of its framework; frees of other threads would wait for the driver without need.
  */
-static bool bypassed(struct gr_core *core)
+static bool is_bypassed(struct gr_core *core)
 {
         if (!gr_thread.bypass_until_ns)
                 return false;
@@ -373,7 +373,7 @@ static int free_range(struct gr_core *core, struct gr_block *block, const struct
         struct gr_context *context = block->context;
         struct gr_fence *fence = context->fence;
         bool never = block->flags & GR_BLOCK_EXPORTED || gr_fence_overflow(fence) || gr_fence_is_broken(fence);
-        bool by_driver = never || bypassed(core), should_close = false;
+        bool by_driver = never || is_bypassed(core), should_close = false;
         uint64_t epoch = GR_SEGMENTS_NEVER;
         int rc = 0;
 
@@ -432,7 +432,7 @@ GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block
         if (block->flags & GR_BLOCK_RANGE)
                 return free_range(core, block, mode);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE || gr_fence_is_broken(fence) ||
-            gr_fence_overflow(fence) || bypassed(core))
+            gr_fence_overflow(fence) || is_bypassed(core))
                 return free_by_driver(core, block, mode);
 
         rc = wait_if_asked(context, mode);

@@ -8,7 +8,7 @@
 
 #include "base/utf8.h"
 
-static void flush(struct gr_json *json)
+static void flush_text(struct gr_json *json)
 {
         if (json->length > 0)
                 json->sink(json->text, json->length, json->arg);
@@ -18,7 +18,7 @@ static void flush(struct gr_json *json)
 static void put_char(struct gr_json *json, char c)
 {
         if (json->length == sizeof(json->text))
-                flush(json);
+                flush_text(json);
         json->text[json->length++] = c;
 }
 
@@ -62,7 +62,7 @@ static void put_new_line(struct gr_json *json)
 }
 
 /* Writes what comes before a value: comma, line break and name. */
-static void entry(struct gr_json *json, const char *name)
+static void begin_entry(struct gr_json *json, const char *name)
 {
         if (json->filled)
                 put_char(json, ',');
@@ -86,13 +86,13 @@ void gr_json_end(struct gr_json *json)
 {
         assert(json->depth == 0);
         put_char(json, '\n');
-        flush(json);
+        flush_text(json);
 }
 
-static void nest(struct gr_json *json, const char *name, char opening, char closing)
+static void begin_nested(struct gr_json *json, const char *name, char opening, char closing)
 {
         assert(json->depth < GR_JSON_DEPTH);
-        entry(json, name);
+        begin_entry(json, name);
         put_char(json, opening);
         json->closing[json->depth++] = closing;
         json->filled = false;
@@ -100,12 +100,12 @@ static void nest(struct gr_json *json, const char *name, char opening, char clos
 
 void gr_json_object(struct gr_json *json, const char *name)
 {
-        nest(json, name, '{', '}');
+        begin_nested(json, name, '{', '}');
 }
 
 void gr_json_array(struct gr_json *json, const char *name)
 {
-        nest(json, name, '[', ']');
+        begin_nested(json, name, '[', ']');
 }
 
 void gr_json_close(struct gr_json *json)
@@ -120,19 +120,19 @@ void gr_json_close(struct gr_json *json)
 
 void gr_json_string(struct gr_json *json, const char *name, const char *text)
 {
-        entry(json, name);
+        begin_entry(json, name);
         put_quoted(json, text);
 }
 
 void gr_json_bool(struct gr_json *json, const char *name, bool value)
 {
-        entry(json, name);
+        begin_entry(json, name);
         put_text(json, value ? "true" : "false");
 }
 
 void gr_json_null(struct gr_json *json, const char *name)
 {
-        entry(json, name);
+        begin_entry(json, name);
         put_text(json, "null");
 }
 
@@ -157,6 +157,6 @@ void gr_json_number(struct gr_json *json, const char *name, const char *format, 
         va_start(args, format);
         vsnprintf(number, sizeof(number), format, args);
         va_end(args);
-        entry(json, name);
+        begin_entry(json, name);
         put_text(json, number);
 }

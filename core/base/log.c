@@ -117,7 +117,7 @@ static void write_stderr(const char *line, size_t line_bytes)
 }
 
 /* How many of room bytes an snprintf that returned length has filled, without the NUL. */
-static size_t filled(int length, size_t room)
+static size_t filled_bytes(int length, size_t room)
 {
         if (length < 0)
                 return 0;
@@ -125,7 +125,7 @@ static size_t filled(int length, size_t room)
 }
 
 /* Bytes of the printable character that text begins with; 0: a control character, or no UTF-8. */
-static size_t printable(const char *text, size_t left)
+static size_t printable_bytes(const char *text, size_t left)
 {
         const unsigned char *byte = (const unsigned char *)text;
         size_t length = gr_utf8_bytes(text, left);
@@ -140,7 +140,7 @@ void gr_log_clean(char *text, size_t length)
         size_t i = 0;
 
         while (i < length) {
-                size_t bytes = printable(text + i, length - i);
+                size_t bytes = printable_bytes(text + i, length - i);
 
                 if (bytes == 0)
                         text[i++] = ' ';
@@ -157,15 +157,16 @@ void gr_log_emit(enum gr_log_level level, const char *format, ...)
         va_list args;
         int wanted;
 
-        length = filled(snprintf(line, sizeof(line), "gpureclaim: [%ld] %s: ", (long)getpid(), gr_log_words[level]),
-                        sizeof(line));
+        length = filled_bytes(
+                snprintf(line, sizeof(line), "gpureclaim: [%ld] %s: ", (long)getpid(), gr_log_words[level]),
+                sizeof(line));
         va_start(args, format);
         errno = gr_kept_errno; /* for %m */
         wanted = vsnprintf(line + length, sizeof(line) - length, format, args);
         va_end(args);
         if (wanted >= 0 && (size_t)wanted >= sizeof(line) - length)
                 memcpy(line + sizeof(line) - sizeof(cut), cut, sizeof(cut));
-        length += filled(wanted, sizeof(line) - length);
+        length += filled_bytes(wanted, sizeof(line) - length);
         gr_log_clean(line, length);
         line[length++] = '\n'; /* over the terminating NUL */
         if (log_sink)

@@ -449,7 +449,7 @@ int gr_options_expand_path(const char *pattern, pid_t pid, char *buf, size_t buf
         return 0;
 }
 
-static unsigned min3(unsigned a, unsigned b, unsigned c)
+static unsigned least_of_three(unsigned a, unsigned b, unsigned c)
 {
         unsigned least = a < b ? a : b;
 
@@ -475,7 +475,7 @@ static unsigned edit_distance(const char *a, const char *b)
                 for (j = 1; j <= b_length; j++) {
                         const bool same = gr_lower(a[i - 1]) == gr_lower(b[j - 1]);
 
-                        row[j] = min3(above[j] + 1, row[j - 1] + 1, above[j - 1] + !same);
+                        row[j] = least_of_three(above[j] + 1, row[j - 1] + 1, above[j - 1] + !same);
                         if (i > 1 && j > 1 && gr_lower(a[i - 1]) == gr_lower(b[j - 2]) &&
                             gr_lower(a[i - 2]) == gr_lower(b[j - 1]) && before[j - 2] + 1 < row[j])
                                 row[j] = before[j - 2] + 1;
@@ -484,7 +484,7 @@ static unsigned edit_distance(const char *a, const char *b)
         return row[b_length];
 }
 
-static bool contains(const char *text, const char *part)
+static bool contains_part(const char *text, const char *part)
 {
         size_t i;
 
@@ -518,7 +518,7 @@ const char *gr_options_nearest(const char *text, const char *const *candidates, 
                 }
         }
         for (i = 0; i < count && !nearest; i++)
-                if (candidates[i] && (contains(candidates[i], text) || contains(text, candidates[i])))
+                if (candidates[i] && (contains_part(candidates[i], text) || contains_part(text, candidates[i])))
                         nearest = candidates[i];
         return nearest;
 }

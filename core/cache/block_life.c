@@ -14,7 +14,7 @@
 #include "fence/fence.h"
 
 /* Quiesces the arenas of context instead of those of *quiesced. Both contexts may be NULL. */
-static void quiesce(struct gr_context **quiesced, struct gr_context *context)
+static void quiesce_arenas(struct gr_context **quiesced, struct gr_context *context)
 {
         assert(!context || context != *quiesced); /* the ledger asks for each once, or this would not end */
         if (*quiesced)
@@ -31,8 +31,8 @@ GR_HOT_CODE int gr_block_add(struct gr_core *core, struct gr_block *block, struc
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         while ((rc = gr_ledger_add(core->ledger, block, &wanted, ret_stale)) == -EAGAIN)
-                quiesce(&quiesced, wanted);
-        quiesce(&quiesced, NULL);
+                quiesce_arenas(&quiesced, wanted);
+        quiesce_arenas(&quiesced, NULL);
         return rc;
 }
 
@@ -43,8 +43,8 @@ struct gr_block *gr_block_forget(struct gr_core *core, uint64_t ptr)
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         while (gr_ledger_forget(core->ledger, ptr, &wanted, &stale) == -EAGAIN)
-                quiesce(&quiesced, wanted);
-        quiesce(&quiesced, NULL);
+                quiesce_arenas(&quiesced, wanted);
+        quiesce_arenas(&quiesced, NULL);
         return stale;
 }
 

@@ -70,7 +70,7 @@ static void copy_accessors(struct gr_fence *fence, struct drain *drain)
  * As gr_fence_sync_by_driver, but works while captures are open, too. The fence's lock is not held during the wait:
  * other threads may need it to submit work that the GPU waits for. What is freed meanwhile belongs to a later epoch.
  */
-static int drain(struct gr_fence *fence)
+static int drain_contexts(struct gr_fence *fence)
 {
         struct drain drain = {0};
         struct gr_epoch all;
@@ -123,7 +123,7 @@ static int wait_without_record(struct gr_fence *fence)
 {
         int rc = gr_fence_sync_by_driver(fence);
 
-        return rc == -EBUSY ? drain(fence) : rc;
+        return rc == -EBUSY ? drain_contexts(fence) : rc;
 }
 
 int gr_fence_sync(struct gr_fence *fence)

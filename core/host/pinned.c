@@ -315,8 +315,8 @@ static struct pinned *take_oldest(struct gr_core *core, struct gr_context *conte
  * running kernels, and no thread can launch meanwhile; with only_quiet it stops as soon as the GPU has work. context
  * and before_ns as in take_oldest. unpin_lock held.
  */
-static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t before_ns, uint64_t want_bytes,
-                      bool only_quiet)
+static uint64_t unpin_blocks(struct gr_core *core, struct gr_context *context, uint64_t before_ns, uint64_t want_bytes,
+                             bool only_quiet)
 {
         uint64_t back_bytes = 0;
         struct pinned *own;
@@ -352,7 +352,7 @@ static uint64_t return_cached(struct gr_core *core, uint64_t bytes, bool waited)
         if (gr_budget_cached(core->host) == 0 ||
             (!waited && core->driver->context_record && !gpu_has_no_work(core, core->driver->now_ns() + WAIT_NS)))
                 return 0;
-        return unpin(core, NULL, UINT64_MAX, bytes, false);
+        return unpin_blocks(core, NULL, UINT64_MAX, bytes, false);
 }
 
 /* Holds unpin_lock: else two threads could each take a part of the returned bytes, and both would fail. */
@@ -394,7 +394,7 @@ uint64_t gr_pinned_reclaim(struct gr_core *core, uint64_t want_bytes)
         if (want_bytes == 0 || gr_budget_cached(core->host) == 0)
                 return 0;
         gr_lock(&core->pinned->unpin_lock);
-        back_bytes = unpin(core, NULL, UINT64_MAX, want_bytes, true);
+        back_bytes = unpin_blocks(core, NULL, UINT64_MAX, want_bytes, true);
         gr_unlock(&core->pinned->unpin_lock);
         return back_bytes;
 }
@@ -427,7 +427,7 @@ uint64_t gr_pinned_decay(struct gr_core *core, uint64_t now_ns, uint64_t step_ns
 
                 do {
                         gr_lock(&core->pinned->unpin_lock);
-                        back_bytes = unpin(core, NULL, now_ns - decay_ns, 1, true);
+                        back_bytes = unpin_blocks(core, NULL, now_ns - decay_ns, 1, true);
                         gr_unlock(&core->pinned->unpin_lock);
                         core->driver->sleep_ns(PACE_NS);
                 } while (back_bytes > 0 && core->driver->now_ns() < now_ns + BURST_NS);
@@ -450,7 +450,7 @@ void gr_pinned_ending(struct gr_context *context)
 
         gr_lock(&core->pinned->unpin_lock);
         if (gr_budget_cached(core->host) > 0)
-                unpin(core, context, UINT64_MAX, UINT64_MAX, true);
+                unpin_blocks(core, context, UINT64_MAX, UINT64_MAX, true);
         gr_fence_forget(core->process_fence, context);
         gr_unlock(&core->pinned->unpin_lock);
 }

@@ -65,7 +65,7 @@ static void record_low_water(struct gr_decay *decay, unsigned kind, uint64_t low
 }
 
 /* Which part of the memory that is left after j steps goes back in step j + 1, by the curve. j < steps. */
-static double hazard(unsigned j, unsigned steps)
+static double hazard_of_step(unsigned j, unsigned steps)
 {
         double before = gr_decay_curve((double)j / steps);
 
@@ -87,7 +87,7 @@ static double due_by_now(struct gr_decay *decay, unsigned steps)
                         uint64_t longer = j + 1 < steps ? unused[j + 1] : 0;
 
                         assert(longer <= unused[j]); /* what went unused for longer went unused for j + 1 steps, too */
-                        going += hazard(j, steps) * (double)(unused[j] - longer);
+                        going += hazard_of_step(j, steps) * (double)(unused[j] - longer);
                 }
         }
         atomic_store_explicit(&decay->unneeded_bytes, (uint64_t)all, memory_order_relaxed);

@@ -79,7 +79,7 @@ enum turn {
 };
 
 /* Sets in_graphs of the segment, and moves its free memory to the account that goes with it. */
-static void recount(struct gr_context *context, struct gr_segment *segment, enum turn turn)
+static void recount_segment(struct gr_context *context, struct gr_segment *segment, enum turn turn)
 {
         bool in_graphs = turn == TO_GRAPHS;
         uint64_t free_bytes = 0, epoch = 0;
@@ -121,7 +121,7 @@ static void recount_all(struct gr_context *context, enum turn turn)
         gr_assert_locked(&segments->lock);
         for (int kind = GR_EXPANDABLE_GRAPH_LARGE; kind <= GR_EXPANDABLE_GRAPH_SMALL; kind++)
                 if (segments->expandable[kind] && segments->expandable[kind]->in_graphs != in_graphs)
-                        recount(context, segments->expandable[kind], turn);
+                        recount_segment(context, segments->expandable[kind], turn);
         if (!in_graphs) {
                 segments->graph_peak_bytes = segments->graph_used_bytes;
                 DL_CONCAT(segments->stale_pages, segments->stale_graph_pages);

@@ -264,7 +264,7 @@ static bool refresh_device(struct gr_context *context, void *arg)
         return false;
 }
 
-static void obey(struct member *member, const struct gr_request *request)
+static void obey_request(struct member *member, const struct gr_request *request)
 {
         struct gr_device *device = member->device;
 
@@ -290,7 +290,7 @@ static void serve_one(struct member *member, struct gr_region *region)
 
         if (!gr_region_take(region, &request))
                 return;
-        obey(member, &request);
+        obey_request(member, &request);
         if (request.orders & GR_ORDER_SLEEP)
                 given = gr_sleep_begin(member->device->ordinal);
         else if (request.want_bytes > 0)
@@ -332,7 +332,7 @@ static bool add_fence_freed(struct gr_context *context, void *arg)
 }
 
 /* A number that changes whenever the program allocates or frees, but not when the cache returns memory. */
-static uint64_t activity(struct member *member)
+static uint64_t sum_activity(struct member *member)
 {
         uint64_t sum = gr_budget_live(member->device) + atomic_load(&member->device->peak_reserved_bytes);
 
@@ -386,7 +386,7 @@ static void *serve_neighbours(void *arg)
 
                 serve_one(member, region);
                 gr_figures_of_device(member->device, figures);
-                now = activity(member);
+                now = sum_activity(member);
                 changed = now != before;
                 before = now;
                 gr_region_publish(region, figures, changed);

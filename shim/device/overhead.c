@@ -94,7 +94,7 @@ GR_HELD(lock) static void *nvml_handle(struct gr_device *device, struct look *lo
  * them back. So one measurement may find too little, never too much: the larger of the last two counts. Managed memory
  * is charged in full, but the process holds it only where its pages are, so while there is some the figure never falls.
  */
-GR_HELD(lock) static bool measure(struct gr_device *device, struct look *look, uint64_t *ret_bytes)
+GR_HELD(lock) static bool measure_overhead(struct gr_device *device, struct look *look, uint64_t *ret_bytes)
 {
         uint64_t used, charged, managed, now = 0, last = atomic_load(&device->driver_bytes);
         void *nvml = nvml_handle(device, look);
@@ -152,7 +152,7 @@ static void look_for_executables(struct gr_device *device, uint64_t paid_ns)
         }
         taken = atomic_load(&device->executable_bytes);
         fallen = atomic_exchange(&of->fallen_bytes, 0);
-        if (measure(device, &executable_looks[i], &bytes)) {
+        if (measure_overhead(device, &executable_looks[i], &bytes)) {
                 last = last_bytes[i];
                 if (taken == GR_UNLIMITED)
                         taken = 0;
@@ -180,7 +180,7 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
         gr_nvml_find(); /* without the lock: it asks the loader, which may wait for a thread that wants the lock */
         gr_lock(&lock);
         if (!look->at_ns || gr_driver.now_ns() - look->at_ns >= most_age_ns) {
-                if (measure(device, look, &bytes)) {
+                if (measure_overhead(device, look, &bytes)) {
                         atomic_store(&device->driver_bytes, bytes);
                         if (gr_overhead_counted())
                                 count_overhead(device, bytes);

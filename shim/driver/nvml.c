@@ -38,7 +38,7 @@ struct nvml {
 static struct nvml nvml; /* constant once sought is true */
 static _Atomic bool sought;
 
-static void load(struct nvml *ret)
+static void load_nvml(struct nvml *ret)
 {
         void *library = dlopen(GR_NVML_LIBRARY, RTLD_NOW | RTLD_LOCAL);
         int (*init)(void);
@@ -82,7 +82,7 @@ bool gr_nvml_find(void)
 
         if (!atomic_load_explicit(&sought, memory_order_acquire)) {
                 /* Without the lock: a thread in a constructor holds the loader's lock, and may wait for this lock. */
-                load(&found);
+                load_nvml(&found);
                 gr_lock(&lock);
                 keep_first(&found);
                 gr_unlock(&lock);

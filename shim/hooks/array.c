@@ -73,7 +73,7 @@ static uint64_t in_blocks(uint64_t count, uint64_t most)
 }
 
 /* Bytes that an array takes. 0 where it takes none itself, or the driver will refuse it: then it is not counted. */
-static uint64_t footprint(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
+static uint64_t array_footprint(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
 {
         uint64_t width = shape->Width, height = shape->Height, depth = at_least_one(shape->Depth), bytes = 0;
         bool layered = shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
@@ -160,7 +160,7 @@ GR_EXPORT CUresult CUDAAPI cuArrayCreate_v2(CUarray *handle, const CUDA_ARRAY_DE
                                                        .Format = descriptor->Format,
                                                        .NumChannels = descriptor->NumChannels};
 
-                bytes = footprint(&shape, 1);
+                bytes = array_footprint(&shape, 1);
                 context = gr_context_current();
         }
         if (!context || !bytes)
@@ -179,7 +179,7 @@ GR_EXPORT CUresult CUDAAPI cuArray3DCreate_v2(CUarray *handle, const CUDA_ARRAY3
         CUresult result;
 
         if (gr_shim_ready() && gr_real.cuArray3DCreate_v2 && handle && descriptor) {
-                bytes = footprint(descriptor, 1);
+                bytes = array_footprint(descriptor, 1);
                 context = gr_context_current();
         }
         if (!context || !bytes)
@@ -199,7 +199,7 @@ GR_EXPORT CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *handle, cons
         CUresult result;
 
         if (gr_shim_ready() && gr_real.cuMipmappedArrayCreate && handle && descriptor) {
-                bytes = footprint(descriptor, levels ? levels : 1);
+                bytes = array_footprint(descriptor, levels ? levels : 1);
                 context = gr_context_current();
         }
         if (!context || !bytes)

@@ -15,7 +15,7 @@ static struct green *greens GR_GUARDED_BY(lock);
 static unsigned count GR_GUARDED_BY(lock), room GR_GUARDED_BY(lock);
 
 /* Lock held. NULL: not known. */
-GR_HELD(lock) static struct green *find(CUgreenCtx handle)
+GR_HELD(lock) static struct green *find_green(CUgreenCtx handle)
 {
         gr_assert_locked(&lock);
         assert(count <= room);
@@ -52,7 +52,7 @@ void gr_green_name(CUgreenCtx handle, CUcontext context)
         struct green *green;
 
         gr_lock(&lock);
-        green = find(handle);
+        green = find_green(handle);
         if (green)
                 green->context = context;
         gr_unlock(&lock);
@@ -64,7 +64,7 @@ CUdevice gr_green_device(CUgreenCtx handle)
         CUdevice dev;
 
         gr_lock(&lock);
-        green = find(handle);
+        green = find_green(handle);
         dev = green ? green->dev : -1;
         gr_unlock(&lock);
         return dev;
@@ -87,7 +87,7 @@ void gr_green_remove(CUgreenCtx handle)
         struct green *green;
 
         gr_lock(&lock);
-        green = find(handle);
+        green = find_green(handle);
         if (green)
                 *green = greens[--count];
         gr_unlock(&lock);

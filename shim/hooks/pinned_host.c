@@ -81,7 +81,7 @@ static int allocate_pinned(void *arg, size_t bytes, uint64_t *ret_ptr)
         return 0;
 }
 
-/* As pin, but the result is only in request->ptr. */
+/* As pin_memory, but the result is only in request->ptr. */
 static CUresult take_pinned(struct request *request, unsigned int kind)
 {
         struct gr_context *context = gr_context_current();
@@ -106,7 +106,7 @@ static CUresult take_pinned(struct request *request, unsigned int kind)
  * Allocates pinned memory, from the cache where it may serve this request. kind: the flags, or PLAIN. Where the driver
  * fails and sets the pointer to NULL, the program gets that NULL.
  */
-static CUresult pin(struct request *request, unsigned int kind, void **pp)
+static CUresult pin_memory(struct request *request, unsigned int kind, void **pp)
 {
         CUresult result;
 
@@ -124,7 +124,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocHost_v2(void **pp, size_t bytesize)
         if (!is_charged(bytesize) || !pp || !gr_real.cuMemAllocHost_v2)
                 return GR_REAL(cuMemAllocHost_v2, pp, bytesize);
         request.plain = gr_real.cuMemAllocHost_v2;
-        return pin(&request, PLAIN, pp);
+        return pin_memory(&request, PLAIN, pp);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned int flags)
@@ -134,7 +134,7 @@ GR_EXPORT CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned i
         if (!is_charged(bytesize) || !pp || !gr_real.cuMemHostAlloc)
                 return GR_REAL(cuMemHostAlloc, pp, bytesize, flags);
         request.flagged = gr_real.cuMemHostAlloc;
-        return pin(&request, flags, pp);
+        return pin_memory(&request, flags, pp);
 }
 
 static CUresult register_host(void *p, size_t bytesize, unsigned int flags, __typeof__(cuMemHostRegister_v2) *real)

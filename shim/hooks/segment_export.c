@@ -91,7 +91,7 @@ static bool describe_allocation(const struct gr_segment_handle *handle, CUcontex
 }
 
 /* Fills the reply to a handle. `memory` of a handle that is being made is still 0, and not compared. */
-static void describe(const struct gr_segment_handle *handle, struct gr_segment_reply *reply)
+static void describe_handle(const struct gr_segment_handle *handle, struct gr_segment_reply *reply)
 {
         struct gr_block_info info;
         bool there, mapped;
@@ -120,7 +120,7 @@ static void answer_asker(int asker)
 
         if (!gr_message_receive(asker, &handle, sizeof(handle), NULL, gr_platform_now_ns() + ANSWER_NS))
                 return;
-        describe(&handle, &reply);
+        describe_handle(&handle, &reply);
         good = gr_message_send(asker, &reply, sizeof(reply), -1, gr_platform_now_ns() + ANSWER_NS) && reply.good;
         for (CUdeviceptr at = handle.base; good && reply.all_bytes && at < handle.base + handle.bytes;) {
                 struct gr_piece piece;
@@ -374,7 +374,7 @@ bool gr_segment_export(CUdeviceptr base, const struct gr_block_info *info, CUipc
         GR_NO_CANCEL;
 
         assert(info->live && info->is_range);
-        describe(&handle, &reply);
+        describe_handle(&handle, &reply);
         handle.memory = reply.memory;
         if (reply.good)
                 handle.service = ensure_service();

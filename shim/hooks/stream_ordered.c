@@ -243,7 +243,7 @@ static CUresult call_driver(struct request *request)
 }
 
 /* Lock held. Charges bytes, for the worst case that the pool has to grow. False: the limit; nothing is charged. */
-GR_HELD(lock) static bool reserve(struct pool *pool, uint64_t bytes)
+GR_HELD(lock) static bool charge_pool(struct pool *pool, uint64_t bytes)
 {
         gr_assert_locked(&lock);
         assert(bytes % GR_PAGE_BYTES == 0);
@@ -267,7 +267,7 @@ GR_HELD(lock) static int call_limited(struct request *request, struct pool *pool
 
         gr_assert_locked(&lock);
         correct_pool(pool, 0);
-        if (!reserve(pool, reserved)) {
+        if (!charge_pool(pool, reserved)) {
                 /*
                  * Idle memory that was freed behind running work may serve a request of the same stream, without a
                  * wait. Where it does not, the pool grows beyond the limit; no such attempt is made again while the

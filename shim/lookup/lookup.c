@@ -46,7 +46,7 @@ static void *real_of(size_t hook)
  * The hook of one of the driver's functions, which may be that hook already; function itself where there is none. While
  * the process may not sleep, the driver's functions that have only the gate are not hooked.
  */
-static void *swap(void *function)
+static void *swap_function(void *function)
 {
         if (function)
                 for (size_t i = 0; i < HOOKS; i++)
@@ -110,7 +110,7 @@ void *gr_lookup_dlsym(void *handle, const char *name)
         }
         if (!ready)
                 return AS_IF_ABSENT;
-        hook = swap(found);
+        hook = swap_function(found);
         return hook != found ? hook : AS_IF_ABSENT;
 }
 
@@ -123,7 +123,7 @@ GR_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, i
                 return GR_REAL(cuGetProcAddress_v2, symbol, pfn, cuda_version, flags, symbol_status);
         result = GR_REAL(cuGetProcAddress_v2, symbol, pfn, cuda_version, flags, symbol_status);
         if (result == CUDA_SUCCESS && pfn)
-                *pfn = swap(*pfn);
+                *pfn = swap_function(*pfn);
         return result;
 }
 
@@ -135,7 +135,7 @@ GR_EXPORT CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int 
                 return GR_REAL(cuGetProcAddress, symbol, pfn, cuda_version, flags);
         result = GR_REAL(cuGetProcAddress, symbol, pfn, cuda_version, flags);
         if (result == CUDA_SUCCESS && pfn)
-                *pfn = swap(*pfn);
+                *pfn = swap_function(*pfn);
         return result;
 }
 

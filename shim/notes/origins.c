@@ -88,7 +88,7 @@ static int take_room(int fd, size_t at, size_t bytes)
 }
 
 /* Lets the part of the file that starts at begin grow to `end` bytes, if it may. Returns whether it reaches so far. */
-static __attribute__((noinline)) bool grow(_Atomic size_t *room, size_t begin, size_t end, size_t most)
+static __attribute__((noinline)) bool grow_room(_Atomic size_t *room, size_t begin, size_t end, size_t most)
 {
         GR_NO_CANCEL;
         bool grown;
@@ -119,7 +119,7 @@ static struct gr_origins_record *append_record(size_t bytes)
         struct gr_origins_record *record = (void *)((char *)header + begin);
 
         bytes = (bytes + 7) & ~(size_t)7;
-        if (begin + bytes > records_room && !grow(&records_room, 0, begin + bytes, BLOCKS_AT))
+        if (begin + bytes > records_room && !grow_room(&records_room, 0, begin + bytes, BLOCKS_AT))
                 return NULL;
         record->bytes = (uint32_t)bytes;
         return record;
@@ -227,7 +227,8 @@ static uint32_t new_block(void)
         do {
                 size_t end = (count + 1) * sizeof(*blocks);
 
-                if (end > blocks_room && !grow(&blocks_room, BLOCKS_AT, end, GR_ORIGINS_BLOCKS_MAX * sizeof(*blocks)))
+                if (end > blocks_room &&
+                    !grow_room(&blocks_room, BLOCKS_AT, end, GR_ORIGINS_BLOCKS_MAX * sizeof(*blocks)))
                         return 0;
         } while (!atomic_compare_exchange_weak(&header->blocks, &count, count + 1));
         return (uint32_t)count + 1;

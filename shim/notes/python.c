@@ -48,7 +48,7 @@ struct reader {
 };
 
 /* Copies memory that may not be there: asks the kernel for each page first. False: it is not there. */
-static bool peek(struct reader *reader, uint64_t address, void *to, size_t bytes)
+static bool peek_memory(struct reader *reader, uint64_t address, void *to, size_t bytes)
 {
         if (address < PAGE_BYTES || address + bytes < address)
                 return false;
@@ -220,7 +220,7 @@ static bool open_text(const struct layout *of, struct reader *reader, uint64_t a
         char head[40];
         uint32_t state;
 
-        if (!peek(reader, address, head, sizeof(head)) || word_at(head, 8) != (uintptr_t)python.text_type)
+        if (!peek_memory(reader, address, head, sizeof(head)) || word_at(head, 8) != (uintptr_t)python.text_type)
                 return false;
         state = (uint32_t)word_at(head, 32);
         *ret = (struct text){word_at(head, 16), address + (state & 64 ? of->ascii : of->compact), state >> 2 & 7};
@@ -238,8 +238,8 @@ static uint64_t mark_text(const struct layout *of, struct reader *reader, uint64
         if (!open_text(of, reader, address, &text))
                 return 0;
         bytes = text.letters * text.letter_bytes;
-        if (!peek(reader, text.at + (bytes > sizeof(end) ? bytes - sizeof(end) : 0), end,
-                  bytes > sizeof(end) ? sizeof(end) : bytes))
+        if (!peek_memory(reader, text.at + (bytes > sizeof(end) ? bytes - sizeof(end) : 0), end,
+                         bytes > sizeof(end) ? sizeof(end) : bytes))
                 return 0;
         for (size_t i = 0; i < sizeof(end); i += 8)
                 mark = (mark ^ word_at(end, i)) * UINT64_C(0x9e3779b97f4a7c15);
@@ -257,20 +257,21 @@ unsigned gr_python_frames(struct gr_python_frame *ret, unsigned most)
         if (!of || !python.is_initialized() || python.is_finalizing())
                 return 0;
         thread = (uintptr_t)python.this_thread();
-        if (!thread || !peek(&reader, thread + of->thread_frame, &at, sizeof(at)))
+        if (!thread || !peek_memory(&reader, thread + of->thread_frame, &at, sizeof(at)))
                 return 0;
-        if (of->through_cframe != NOT_THROUGH && !peek(&reader, at + of->through_cframe, &at, sizeof(at)))
+        if (of->through_cframe != NOT_THROUGH && !peek_memory(&reader, at + of->through_cframe, &at, sizeof(at)))
                 return 0;
         for (unsigned steps = 0; at && count < most && steps < 4 * most; steps++) {
                 struct gr_python_frame *next = &ret[count];
 
-                if (!peek(&reader, at, frame, of->at_is_index ? sizeof(frame) : FRAME_BYTES_311))
+                if (!peek_memory(&reader, at, frame, of->at_is_index ? sizeof(frame) : FRAME_BYTES_311))
                         break;
                 at = word_at(frame, of->previous);
                 if (of->owner && frame[of->owner] == OWNED_BY_C_STACK)
                         continue;
                 next->code = word_at(frame, of->code);
-                if (!peek(&reader, next->code, code, sizeof(code)) || word_at(code, 8) != (uintptr_t)python.code_type)
+                if (!peek_memory(&reader, next->code, code, sizeof(code)) ||
+                    word_at(code, 8) != (uintptr_t)python.code_type)
                         break;
                 next->at = of->at_is_index ? 2 * (int)word_at(frame, of->at)
                                            : (int64_t)(word_at(frame, of->at) - next->code - of->instructions);
@@ -293,7 +294,7 @@ static size_t copy_text(const struct layout *of, struct reader *reader, uint64_t
                 return 0;
         if (text.letters > sizeof(raw) / text.letter_bytes)
                 text.letters = sizeof(raw) / text.letter_bytes;
-        if (!peek(reader, text.at, raw, text.letters * text.letter_bytes))
+        if (!peek_memory(reader, text.at, raw, text.letters * text.letter_bytes))
                 return 0;
         for (uint64_t i = 0; i < text.letters && used + 5 <= room; i++) {
                 uint32_t letter = 0;
@@ -324,7 +325,7 @@ size_t gr_python_name(const struct gr_python_frame *frame, char *text, size_t te
         size_t name, file;
         int line;
 
-        if (!peek(&reader, frame->code, code, sizeof(code)))
+        if (!peek_memory(&reader, frame->code, code, sizeof(code)))
                 return 0;
         name = copy_text(of, &reader, word_at(code, of->name), text, text_bytes / 2);
         file = copy_text(of, &reader, word_at(code, of->file), text + name, text_bytes - name);

@@ -67,7 +67,7 @@ struct stack {
         struct gr_python_frame python[PYTHON_MOST];
 };
 
-static uint64_t mix(uint64_t hash, uint64_t word)
+static uint64_t mix_word(uint64_t hash, uint64_t word)
 {
         hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
         return hash ^ hash >> 32;
@@ -76,7 +76,7 @@ static uint64_t mix(uint64_t hash, uint64_t word)
 static uint64_t mix_text(uint64_t hash, const char *text, size_t bytes)
 {
         for (size_t i = 0; i < bytes; i++)
-                hash = mix(hash, (unsigned char)text[i]);
+                hash = mix_word(hash, (unsigned char)text[i]);
         return hash;
 }
 
@@ -109,7 +109,7 @@ static void remember_stack(uint64_t hash, uint32_t record)
         known_count++;
 }
 
-static _Unwind_Reason_Code step(struct _Unwind_Context *context, void *arg)
+static _Unwind_Reason_Code add_frame(struct _Unwind_Context *context, void *arg)
 {
         struct stack *stack = arg;
         int before = 0;
@@ -122,13 +122,13 @@ static _Unwind_Reason_Code step(struct _Unwind_Context *context, void *arg)
         return _URC_NO_REASON;
 }
 
-static void unwind(struct stack *stack)
+static void unwind_stack(struct stack *stack)
 {
         jmp_buf *outer = leave, here;
 
         leave = &here;
         if (!_setjmp(here))
-                _Unwind_Backtrace(step, stack);
+                _Unwind_Backtrace(add_frame, stack);
         leave = outer;
 }
 
@@ -247,7 +247,7 @@ static uint32_t python_record(const struct gr_stack_file *file, const struct gr_
         struct gr_origins_python *made;
         uint32_t line = 0, record;
         size_t bytes = gr_python_name(frame, text, sizeof(text), &line);
-        uint64_t hash = mix(mix_text(GR_ORIGINS_PYTHON, text, bytes), line);
+        uint64_t hash = mix_word(mix_text(GR_ORIGINS_PYTHON, text, bytes), line);
 
         gr_assert_locked(&lock);
         record = bytes > 0 ? look_up_record(hash) : 0;
@@ -284,7 +284,7 @@ static __attribute__((noinline)) uint32_t stack_record(const struct gr_stack_fil
         for (unsigned i = 0; i < stack->python_count; i++)
                 frames[count++] = GR_ORIGINS_IS_PYTHON | python_record(file, &stack->python[i]);
         for (unsigned i = 0; i < count; i++)
-                frames_hash = mix(frames_hash, frames[i]);
+                frames_hash = mix_word(frames_hash, frames[i]);
         record = look_up_record(frames_hash);
         if (!record) {
                 made = (struct gr_origins_stack *)file->append(sizeof(*made) + count * sizeof(frames[0]));
@@ -314,12 +314,13 @@ uint32_t gr_stack_here(const struct gr_stack_file *file)
         stack.native_count = 0;
         stack.python_count = gr_python_frames(stack.python, PYTHON_MOST);
         stack.to_python = stack.python_count > 0;
-        unwind(&stack);
-        hash = mix(0, changes & UINT32_MAX); /* unloads only: a load changes the meaning of no address */
+        unwind_stack(&stack);
+        hash = mix_word(0, changes & UINT32_MAX); /* unloads only: a load changes the meaning of no address */
         for (unsigned i = 0; i < stack.native_count; i++)
-                hash = mix(hash, stack.native[i]);
+                hash = mix_word(hash, stack.native[i]);
         for (unsigned i = 0; i < stack.python_count; i++)
-                hash = mix(mix(mix(hash, stack.python[i].code), (uint64_t)stack.python[i].at), stack.python[i].mark);
+                hash = mix_word(mix_word(mix_word(hash, stack.python[i].code), (uint64_t)stack.python[i].at),
+                                stack.python[i].mark);
         hash += !hash;
         record = look_up_record(hash);
         return record ? record : stack_record(file, &stack, hash);

@@ -45,7 +45,7 @@ static struct gr_mapped_file file GR_GUARDED_BY(lock);
  * Writes zeroes at the end of the file, for STEP more batches. A page of a mapping that the disk has no room for would
  * end the program (SIGBUS), and so would a size that only ftruncate had set. 0 or -errno.
  */
-GR_HELD(lock) static int extend(uint64_t present)
+GR_HELD(lock) static int extend_file(uint64_t present)
 {
         static char zeroes[65536];
         int fd = gr_mapped_file_open(&file), rc = 0;
@@ -69,7 +69,7 @@ static __attribute__((noinline)) void grow_file(uint64_t batch)
 
         gr_lock(&lock);
         while (batch >= batches && batches < ring) {
-                int rc = extend(batches);
+                int rc = extend_file(batches);
 
                 if (rc == 0) {
                         batches += STEP;
@@ -174,7 +174,7 @@ GR_HELD(lock) static int create_trace(void)
         gr_mapped_file_command(first.command, sizeof(first.command));
         rc = gr_log_write(fd, &first, sizeof(first), GR_WRITE_WAIT_MS);
         if (!rc)
-                rc = extend(0);
+                rc = extend_file(0);
         if (!rc) {
                 void *mapped = mmap(NULL, MAPPED_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 

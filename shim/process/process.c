@@ -52,7 +52,7 @@ static _Atomic bool background_wanted;
 static _Atomic uint64_t background_retry_ns; /* when to try again, where the thread could not be made; else 0 */
 
 /* Up to an eighth of a step of decay, at random, so that processes that began together do not wake together. */
-static uint64_t jitter(void)
+static uint64_t decay_jitter_ns(void)
 {
         static uint64_t state;
 
@@ -110,7 +110,7 @@ static void *background_main(void *arg)
                 if (gr_shim_ready() && decay_ns && now_ns >= decay_ns) {
                         decay_ns = gr_decay_run(&gr_core, now_ns);
                         if (decay_ns)
-                                decay_ns += jitter();
+                                decay_ns += decay_jitter_ns();
                 }
                 gr_lock(&background_lock);
         }

@@ -20,7 +20,7 @@ static const char *read_environment(const char *name)
         return secure_getenv(name);
 }
 
-static void warn(const char *message, void *arg)
+static void log_warning(const char *message, void *arg)
 {
         gr_log_set_level(gr_options.log); /* all options are read before the first warning comes */
         gr_log_warn(message, arg);
@@ -43,7 +43,7 @@ static void load_options(void)
 {
         static char *nothing[] = {NULL};
 
-        gr_options_load(&gr_options, read_environment, getauxval(AT_SECURE) ? nothing : environ, warn, NULL);
+        gr_options_load(&gr_options, read_environment, getauxval(AT_SECURE) ? nothing : environ, log_warning, NULL);
         gr_environment_make_absolute(&gr_options.region_dir);
         gr_log_set_level(gr_options.log);
 }

@@ -93,7 +93,7 @@ static void block_signals(sigset_t *ret_before)
         pthread_sigmask(SIG_SETMASK, &mask, ret_before);
 }
 
-static bool start(pthread_t *ret_thread, void *(*run)(void *arg), void *arg)
+static bool start_thread(pthread_t *ret_thread, void *(*run)(void *arg), void *arg)
 {
         sigset_t before;
         bool started;
@@ -136,7 +136,7 @@ bool gr_workers_start_thread(void *(*run)(void *arg), void *arg)
                         i++;
         assert(threads.count <= THREADS_MAX);
         atomic_fetch_add(&started_running, 1);
-        started = threads.count < THREADS_MAX && start(&threads.list[threads.count], run_order, order);
+        started = threads.count < THREADS_MAX && start_thread(&threads.list[threads.count], run_order, order);
         threads.count += started;
         gr_unlock(&threads_lock);
         if (!started) {
@@ -162,7 +162,7 @@ GR_HELD(workers_lock) static bool one_more(void)
         pthread_t thread;
 
         gr_assert_locked(&workers_lock);
-        if (!start(&thread, thread_main, NULL))
+        if (!start_thread(&thread, thread_main, NULL))
                 return false;
         pthread_detach(thread);
         workers.threads++;
