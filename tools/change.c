@@ -39,7 +39,7 @@ static int not_there(const char *command, unsigned pid)
         return EXIT_FAILURE;
 }
 
-static const char *failure(int rc)
+static const char *failure_text(int rc)
 {
         return rc == -ESRCH ? "it ended" : "it does not answer (stopped or hung), and will obey when it runs again";
 }
@@ -61,7 +61,7 @@ static int change_one(const char *command, struct gpu *gpu, struct gr_member *me
         request.new_limit = request.new_threshold = bytes;
         rc = gpu_request(gpu, member, &request, &given);
         if (rc) {
-                complain("%s: process %u: %s", command, member->identity.pid, failure(rc));
+                complain("%s: process %u: %s", command, member->identity.pid, failure_text(rc));
                 return EXIT_FAILURE;
         }
         gr_region_read(&gpu->region, member->slot, member);
@@ -74,7 +74,7 @@ static int change_one(const char *command, struct gpu *gpu, struct gr_member *me
         return EXIT_SUCCESS;
 }
 
-static int change(const struct arguments *arguments)
+static int change_process(const struct arguments *arguments)
 {
         const char *command = arguments->command, *size = arguments->rest[1];
         struct gpu *gpus;
@@ -107,12 +107,12 @@ static int change(const struct arguments *arguments)
 
 int command_limit(const struct arguments *arguments)
 {
-        return change(arguments);
+        return change_process(arguments);
 }
 
 int command_threshold(const struct arguments *arguments)
 {
-        return change(arguments);
+        return change_process(arguments);
 }
 
 /* A rung that a process can be asked for; -1: none of them. */
@@ -138,7 +138,7 @@ static int reclaim_from(struct gpu *gpu, const struct gr_member *member, int run
         int rc = gpu_request(gpu, member, &request, &given);
 
         if (rc) {
-                complain("reclaim: process %u: %s", member->identity.pid, failure(rc));
+                complain("reclaim: process %u: %s", member->identity.pid, failure_text(rc));
                 return EXIT_FAILURE;
         }
         printf("%u %s: %s came back\n", member->identity.pid, member->name, gr_size_format(given, a, sizeof(a)));
@@ -239,7 +239,7 @@ int command_sleep(const struct arguments *arguments)
                                  rc == -EBUSY
                                          ? "it was busy all the time, has no memory that can leave the GPU, or may "
                                            "not sleep (GPURECLAIM_SLEEP in docs/options.md)"
-                                         : failure(rc));
+                                         : failure_text(rc));
                         status = EXIT_FAILURE;
                 }
         if (status == EXIT_SUCCESS && found == 0)

@@ -35,7 +35,7 @@ void doctor_say(const char *topic, const char *state, const char *format, ...)
         fflush(stdout);
 }
 
-static const char *get(const char *name)
+static const char *get_variable(const char *name)
 {
         return getenv(name);
 }
@@ -64,7 +64,7 @@ static void check_environment(void)
                 doctor_say("visible", "note", "CUDA_VISIBLE_DEVICES=\"%s\" hides all GPUs", visible);
         else
                 doctor_say("visible", "ok", "CUDA_VISIBLE_DEVICES=%s", visible);
-        gr_options_load(&options, get, environ, say_option, NULL);
+        gr_options_load(&options, get_variable, environ, say_option, NULL);
 }
 
 /* Checks the nodes of the GPUs, and the two that every CUDA program opens. Other nodes are for administrators. */
@@ -176,7 +176,7 @@ static int run_probe(const char *topic, const char *preload, bool name_symbols, 
         _exit(EXIT_FAILURE);
 }
 
-static int conclude(const char *reason)
+static int print_conclusion(const char *reason)
 {
         if (!reason) {
                 printf("gpureclaim would work here.\n");
@@ -186,7 +186,7 @@ static int conclude(const char *reason)
         return EXIT_FAILURE;
 }
 
-static int examine(bool sim, bool name_symbols)
+static int examine_machine(bool sim, bool name_symbols)
 {
         char library[PATH_MAX], sim_dir[PATH_MAX];
         const char *reason = NULL;
@@ -195,7 +195,7 @@ static int examine(bool sim, bool name_symbols)
         if (sim && find_sim_dir(sim_dir, sizeof(sim_dir)) < 0) {
                 doctor_say("driver", "fail",
                            "the simulated device is neither beside this program nor in %s/gpureclaim/sim", GR_LIBDIR);
-                return conclude("the simulated device is missing");
+                return print_conclusion("the simulated device is missing");
         }
         if (!sim) {
                 check_nodes();
@@ -205,11 +205,11 @@ static int examine(bool sim, bool name_symbols)
                 reason = "there is no usable CUDA driver";
         if (find_library(library, sizeof(library)) < 0) {
                 doctor_say("library", "fail", "libgpureclaim.so is neither beside this program nor in %s", GR_LIBDIR);
-                return conclude(reason ? reason : "libgpureclaim.so is missing");
+                return print_conclusion(reason ? reason : "libgpureclaim.so is missing");
         }
         if (run_probe("library", library, name_symbols, sim ? sim_dir : NULL) != EXIT_SUCCESS && !reason)
                 reason = "the library does not take over the driver's symbols";
-        return conclude(reason);
+        return print_conclusion(reason);
 }
 
 int command_doctor(const struct arguments *arguments)
@@ -221,5 +221,5 @@ int command_doctor(const struct arguments *arguments)
                 return probe_driver();
         if (library)
                 return probe_library(library, name_symbols);
-        return examine(flag_value(arguments, "sim"), name_symbols);
+        return examine_machine(flag_value(arguments, "sim"), name_symbols);
 }

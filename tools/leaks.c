@@ -14,7 +14,7 @@
 
 #define SHOWN 10 /* origins, unless all are asked for */
 
-static const char *blocks(double count)
+static const char *block_word(double count)
 {
         return count >= 0.5 && count < 1.5 ? "block" : "blocks";
 }
@@ -25,7 +25,7 @@ static void print_amount(const struct origins *origins, double bytes, double cou
         char a[GR_SIZE_TEXT_BYTES];
 
         printf("%s%s in %.0f %s", origins->header.sample_bytes ? "about " : "",
-               gr_size_format((uint64_t)(bytes + 0.5), a, sizeof(a)), count, blocks(count));
+               gr_size_format((uint64_t)(bytes + 0.5), a, sizeof(a)), count, block_word(count));
 }
 
 static void print_text(const char *text)
@@ -129,7 +129,7 @@ static void print_origin(const struct origins *origins, const struct origin *ori
                 count -= origin->looked_blocks;
                 printf("; since the last look, %.0f s ago: %s%s", (double)origins->since_look_ns / 1e9,
                        bytes < 0 ? "-" : "+", gr_size_format((uint64_t)fabs(bytes), a, sizeof(a)));
-                printf(" and %+.0f %s", count, blocks(fabs(count)));
+                printf(" and %+.0f %s", count, block_word(fabs(count)));
         }
         printf("\n    the oldest allocated at %.3f s", (double)origin->oldest_ns / 1e9);
         if (origins->now_ns > 0)

@@ -144,7 +144,7 @@ int command_serve(const struct arguments *arguments)
 }
 #endif
 
-static int dispatch(int argc, char **argv)
+static int dispatch_command(int argc, char **argv)
 {
         const struct command *command;
         struct arguments arguments;
@@ -179,7 +179,7 @@ static int dispatch(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-        int status = dispatch(argc, argv);
+        int status = dispatch_command(argc, argv);
 
         if (fflush(stdout) != 0 || ferror(stdout)) {
                 complain("cannot write to standard output");

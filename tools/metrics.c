@@ -59,17 +59,17 @@ static double figure_value(const struct subject *of, enum gr_figure figure)
 VALUE(other_files, (double)of->found->other_files)
 VALUE(gpu_total, of->gpu->total_bytes ? (double)of->gpu->total_bytes : NAN)
 VALUE(gpu_used, of->gpu->total_bytes ? (double)of->gpu->used_bytes : NAN)
-VALUE(foreign, of->gpu->total_bytes ? (double)gpu_others_bytes(of->gpu) : NAN)
-VALUE(share, of->member->share)
-VALUE(idle, member_idle_s(of->gpu, of->member))
-VALUE(given, (double)of->member->given_bytes)
+VALUE(foreign_bytes, of->gpu->total_bytes ? (double)gpu_others_bytes(of->gpu) : NAN)
+VALUE(member_share, of->member->share)
+VALUE(idle_seconds, member_idle_s(of->gpu, of->member))
+VALUE(given_bytes, (double)of->member->given_bytes)
 VALUE(other_used, bytes_or_none(of->use->bytes))
 
 static const struct metric metrics[] = {
         {SCOPE_ALL, "other_files", "files in the shared folder of another version, or of something else", other_files},
         {SCOPE_GPU, "gpu_memory_bytes", "memory of the GPU", gpu_total},
         {SCOPE_GPU, "gpu_memory_used_bytes", "memory of the GPU that is in use, by anybody", gpu_used},
-        {SCOPE_GROUP, "group_foreign_bytes", "used memory of the GPU that is not reserved by the group", foreign},
+        {SCOPE_GROUP, "group_foreign_bytes", "used memory of the GPU that is not reserved by the group", foreign_bytes},
 #define GR_FIGURE(name, kind, where, words, help, value)                                                               \
         {SCOPE_PROCESS, "process_" #name "_bytes", help, figure_value, GR_FIGURE_##name},
 #define GR_FIGURE_NUMBER(name, kind, help, value)                                                                      \
@@ -77,9 +77,9 @@ static const struct metric metrics[] = {
 #include "account/figures.def"
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
-        {SCOPE_PROCESS, "process_share", "share of the process (GPURECLAIM_SHARE)", share},
-        {SCOPE_PROCESS, "process_idle_seconds", "since the process last did something with its memory", idle},
-        {SCOPE_PROCESS, "process_given_bytes_total", "cached memory given back for other processes", given},
+        {SCOPE_PROCESS, "process_share", "share of the process (GPURECLAIM_SHARE)", member_share},
+        {SCOPE_PROCESS, "process_idle_seconds", "since the process last did something with its memory", idle_seconds},
+        {SCOPE_PROCESS, "process_given_bytes_total", "cached memory given back for other processes", given_bytes},
         {SCOPE_OTHER, "other_process_used_bytes", "used by a process that is not of the group", other_used},
 };
 

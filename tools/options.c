@@ -7,12 +7,12 @@
 #include "base/options.h"
 #include "command.h"
 
-static const char *get(const char *name)
+static const char *get_variable(const char *name)
 {
         return getenv(name);
 }
 
-static void warn(const char *message, void *arg)
+static void print_warning(const char *message, void *arg)
 {
         (void)arg;
         complain("%s", message);
@@ -156,7 +156,7 @@ int command_options(const struct arguments *arguments)
                 print_markdown();
                 return EXIT_SUCCESS;
         }
-        gr_options_load(&options, get, environ, warn, NULL);
+        gr_options_load(&options, get_variable, environ, print_warning, NULL);
         if (flag_value(arguments, "json"))
                 print_json(&options);
         else

@@ -50,7 +50,7 @@ static int by_number(const void *a, const void *b)
 }
 
 /* Where a record's number stands in the list of numbers; NULL: there is no such record. */
-static const uint32_t *find(const struct origins *origins, uint32_t number)
+static const uint32_t *find_number(const struct origins *origins, uint32_t number)
 {
         return bsearch(&number, origins->numbers, origins->record_count, sizeof(number), by_number);
 }
@@ -61,11 +61,12 @@ static uint32_t number_of(const struct origins *origins, const struct gr_origins
 }
 
 /* The record of this number and kind; NULL: there is none. */
-static const struct gr_origins_record *record(const struct origins *origins, uint32_t number, enum gr_origins_kind kind)
+static const struct gr_origins_record *find_record(const struct origins *origins, uint32_t number,
+                                                   enum gr_origins_kind kind)
 {
         const struct gr_origins_record *found;
 
-        if (!find(origins, number))
+        if (!find_number(origins, number))
                 return NULL;
         found = (const void *)(origins->records + (size_t)number * 8);
         return found->kind == (uint32_t)kind ? found : NULL;
@@ -169,11 +170,12 @@ static void begin_origin(struct origin *origin, const struct gr_origins_stack *s
 /* The place of a stack in numbers; the one that is not known comes last. */
 static size_t place_of(const struct origins *origins, const struct gr_origins_stack *stack)
 {
-        return stack ? (size_t)(find(origins, number_of(origins, stack)) - origins->numbers) : origins->record_count;
+        return stack ? (size_t)(find_number(origins, number_of(origins, stack)) - origins->numbers)
+                     : origins->record_count;
 }
 
 /* Makes an origin of each stack that has blocks or had some at the last look, or is wanted. 0 or -ENOMEM. */
-static int group(struct origins *origins, const struct origin_stacks *wanted)
+static int group_blocks(struct origins *origins, const struct origin_stacks *wanted)
 {
         size_t places = origins->record_count + 1;
         bool *is_wanted = calloc(places, sizeof(*is_wanted)), *has_blocks = calloc(places, sizeof(*has_blocks));
@@ -186,7 +188,8 @@ static int group(struct origins *origins, const struct origin_stacks *wanted)
         qsort(origins->blocks, origins->block_count, sizeof(*origins->blocks), by_stack);
         for (size_t i = 0; i < origins->block_count; i++) {
                 const struct gr_origins_block *block = &origins->blocks[i];
-                const struct gr_origins_stack *stack = (const void *)record(origins, block->stack, GR_ORIGINS_STACK);
+                const struct gr_origins_stack *stack =
+                        (const void *)find_record(origins, block->stack, GR_ORIGINS_STACK);
 
                 if (!block->address)
                         continue;
@@ -199,12 +202,14 @@ static int group(struct origins *origins, const struct origin_stacks *wanted)
                         origins->most_sample_bytes = block->sample_bytes;
         }
         for (size_t i = 0; wanted && i < wanted->count; i++)
-                is_wanted[place_of(origins, (const void *)record(origins, wanted->list[i], GR_ORIGINS_STACK))] = true;
-        /* Also stacks that had blocks only at the last look: merge may add them to another stack of the same lines. */
+                is_wanted[place_of(origins, (const void *)find_record(origins, wanted->list[i], GR_ORIGINS_STACK))] =
+                        true;
+        /* Also stacks that had blocks only at the last look: merge_origins may add them to one of the same lines. */
         for (size_t i = 0; i < places; i++) {
                 const struct gr_origins_stack *stack =
-                        i < origins->record_count ? (const void *)record(origins, origins->numbers[i], GR_ORIGINS_STACK)
-                                                  : NULL;
+                        i < origins->record_count
+                                ? (const void *)find_record(origins, origins->numbers[i], GR_ORIGINS_STACK)
+                                : NULL;
 
                 if (!has_blocks[i] && (is_wanted[i] || (stack && stack->looked_blocks)))
                         begin_origin(&origins->list[origins->count++], stack);
@@ -229,7 +234,7 @@ static void read_frames(const struct origins *origins, struct origin *origin)
                 frame->word = origin->stack->frames[i];
                 if (frame->word & GR_ORIGINS_IS_PYTHON) {
                         const struct gr_origins_python *python =
-                                (const void *)record(origins, (uint32_t)frame->word, GR_ORIGINS_PYTHON);
+                                (const void *)find_record(origins, (uint32_t)frame->word, GR_ORIGINS_PYTHON);
                         const char *end = python ? (const char *)python + python->head.bytes : NULL, *file;
 
                         if (!python)
@@ -239,8 +244,8 @@ static void read_frames(const struct origins *origins, struct origin *origin)
                                 frame->python = (struct place){python->name_and_file, file, python->line};
                         continue;
                 }
-                frame->module = (const void *)record(origins, (uint32_t)(frame->word >> GR_ORIGINS_MODULE_SHIFT),
-                                                     GR_ORIGINS_MODULE);
+                frame->module = (const void *)find_record(origins, (uint32_t)(frame->word >> GR_ORIGINS_MODULE_SHIFT),
+                                                          GR_ORIGINS_MODULE);
                 if (frame->module &&
                     (frame->module->id_bytes > sizeof(frame->module->id) ||
                      !memchr(frame->module->path, '\0', frame->module->head.bytes - sizeof(*frame->module))))
@@ -361,7 +366,7 @@ static void add_figures(struct origin *to, const struct origin *origin)
 }
 
 /* Merges the origins whose frames are equal, and puts the largest first. */
-static void merge(struct origins *origins)
+static void merge_origins(struct origins *origins)
 {
         size_t count = 0;
 
@@ -388,7 +393,7 @@ static void merge(struct origins *origins)
 
 uint32_t origins_number(const struct origins *origins, uint32_t stack)
 {
-        return origins->number_of[place_of(origins, (const void *)record(origins, stack, GR_ORIGINS_STACK))];
+        return origins->number_of[place_of(origins, (const void *)find_record(origins, stack, GR_ORIGINS_STACK))];
 }
 
 int origins_of_blocks(const struct origins *origins, const struct gr_origins_block *blocks, size_t count,
@@ -438,12 +443,12 @@ static void note_look(const struct origins *origins, uint64_t looked_ns)
                 struct amounts all = {(uint64_t)(origin->all_bytes + 0.5), (uint64_t)(origin->all_blocks + 0.5)};
 
                 if (origin->stack)
-                        amounts[find(origins, number_of(origins, origin->stack)) - origins->numbers] = all;
+                        amounts[find_number(origins, number_of(origins, origin->stack)) - origins->numbers] = all;
         }
         for (size_t i = 0; noted && i < origins->record_count; i++) {
                 off_t at = (off_t)origins->numbers[i] * 8 + (off_t)offsetof(struct gr_origins_stack, looked_bytes);
                 const struct gr_origins_stack *stack =
-                        (const void *)record(origins, origins->numbers[i], GR_ORIGINS_STACK);
+                        (const void *)find_record(origins, origins->numbers[i], GR_ORIGINS_STACK);
 
                 if (stack && memcmp(&amounts[i], &stack->looked_bytes, sizeof(amounts[i])) != 0)
                         noted = pwrite(origins->fd, &amounts[i], sizeof(amounts[i]), at) > 0;
@@ -565,7 +570,7 @@ int origins_read(struct origins *origins, bool look, const struct origin_stacks 
         int rc = read_file(origins);
 
         if (!rc)
-                rc = group(origins, wanted);
+                rc = group_blocks(origins, wanted);
         if (!rc) {
                 began_ns = origins->header.began_monotonic_ns;
                 origins->now_ns = origins->now_ns > began_ns ? origins->now_ns - began_ns : 0;
@@ -574,7 +579,7 @@ int origins_read(struct origins *origins, bool look, const struct origin_stacks 
                 if (look)
                         note_look(origins, looked_ns);
                 name_frames(origins);
-                merge(origins);
+                merge_origins(origins);
         }
         close(origins->fd);
         return rc;

@@ -27,7 +27,7 @@ struct writer {
 };
 
 /* Begins an event; the caller closes it. phase: C counter, X slice, b and e begin and end of a slice, i mark. */
-static void begin(struct writer *writer, const char *name, const char *phase, uint64_t time_ns)
+static void begin_event(struct writer *writer, const char *name, const char *phase, uint64_t time_ns)
 {
         gr_json_object(&writer->json, NULL);
         gr_json_string(&writer->json, "name", name);
@@ -43,17 +43,17 @@ static void add_bytes(struct writer *writer, const char *name, uint64_t bytes)
         gr_json_close(&writer->json);
 }
 
-static void counter(struct writer *writer, const char *name, uint64_t time_ns, uint64_t bytes)
+static void write_counter(struct writer *writer, const char *name, uint64_t time_ns, uint64_t bytes)
 {
-        begin(writer, name, "C", time_ns);
+        begin_event(writer, name, "C", time_ns);
         add_bytes(writer, "bytes", bytes);
         gr_json_close(&writer->json);
 }
 
 /* Draws a mark on the line of the event's thread. */
-static void mark(struct writer *writer, const char *name, const struct gr_trace_event *event)
+static void write_mark(struct writer *writer, const char *name, const struct gr_trace_event *event)
 {
-        begin(writer, name, "i", event->time_ns);
+        begin_event(writer, name, "i", event->time_ns);
         gr_json_string(&writer->json, "s", "t");
         gr_json_count(&writer->json, "tid", event->thread);
         add_bytes(writer, "bytes", event->bytes);
@@ -70,7 +70,7 @@ static void kind_changed(struct writer *writer, const struct gr_trace_event *eve
                 snprintf(name, sizeof(name), "%s, GPU %u", kind_words[event->detail], event->device);
         else
                 snprintf(name, sizeof(name), "%s", kind_words[event->detail]);
-        counter(writer, name, event->time_ns, event->bytes);
+        write_counter(writer, name, event->time_ns, event->bytes);
 }
 
 static void reserved_changed(struct writer *writer, const struct gr_trace_event *event)
@@ -78,7 +78,7 @@ static void reserved_changed(struct writer *writer, const struct gr_trace_event 
         char name[32];
 
         snprintf(name, sizeof(name), "reserved, GPU %u", event->device);
-        counter(writer, name, event->time_ns, event->bytes);
+        write_counter(writer, name, event->time_ns, event->bytes);
 }
 
 /* The entry was written when the rung had ended; its address field is how long the rung took. */
@@ -90,7 +90,7 @@ static void rung_ran(struct writer *writer, const struct gr_trace_event *event)
         if (event->detail >= GR_RUNG_COUNT)
                 return;
         snprintf(name, sizeof(name), "ladder: %s", rung_words[event->detail]);
-        begin(writer, name, "X", event->time_ns - ns);
+        begin_event(writer, name, "X", event->time_ns - ns);
         gr_json_number(&writer->json, "dur", "%" PRIu64 ".%03u", ns / 1000, (unsigned)(ns % 1000));
         gr_json_count(&writer->json, "tid", event->thread);
         add_bytes(writer, "gave_bytes", event->bytes);
@@ -99,7 +99,7 @@ static void rung_ran(struct writer *writer, const struct gr_trace_event *event)
 
 static void capture_changed(struct writer *writer, const struct gr_trace_event *event)
 {
-        begin(writer, "capture", event->what == GR_ENTRY_CAPTURE_BEGIN ? "b" : "e", event->time_ns);
+        begin_event(writer, "capture", event->what == GR_ENTRY_CAPTURE_BEGIN ? "b" : "e", event->time_ns);
         gr_json_string(&writer->json, "cat", "capture");
         gr_json_count(&writer->json, "id", event->address);
         gr_json_close(&writer->json);
@@ -109,7 +109,7 @@ static void write_event(struct writer *writer, const struct gr_trace_event *even
 {
         switch (event->what) {
         case GR_ENTRY_REFUSED:
-                mark(writer, "refused", event);
+                write_mark(writer, "refused", event);
                 break;
         case GR_ENTRY_RUNG:
                 rung_ran(writer, event);
@@ -121,7 +121,7 @@ static void write_event(struct writer *writer, const struct gr_trace_event *even
                 kind_changed(writer, event);
                 break;
         case GR_ENTRY_LIMIT:
-                mark(writer, event->detail ? "release threshold" : "hard limit", event);
+                write_mark(writer, event->detail ? "release threshold" : "hard limit", event);
                 break;
         case GR_ENTRY_CAPTURE_BEGIN:
         case GR_ENTRY_CAPTURE_END:
@@ -140,7 +140,7 @@ void write_perfetto(const struct gr_trace *trace)
         gr_json_begin(&writer.json, gr_sink_file, stdout, 2);
         gr_json_object(&writer.json, NULL);
         gr_json_array(&writer.json, "traceEvents");
-        begin(&writer, "process_name", "M", 0);
+        begin_event(&writer, "process_name", "M", 0);
         gr_json_object(&writer.json, "args");
         gr_json_string(&writer.json, "name", trace->header ? trace->header->command : "");
         gr_json_close(&writer.json);
@@ -149,7 +149,7 @@ void write_perfetto(const struct gr_trace *trace)
                 const struct gr_trace_op *op = &trace->ops[i];
 
                 live_bytes += op->is_free ? -op->bytes : op->bytes;
-                counter(&writer, "live", op->time_ns, live_bytes);
+                write_counter(&writer, "live", op->time_ns, live_bytes);
         }
         for (size_t i = 0; i < trace->event_count; i++)
                 write_event(&writer, &trace->events[i]);

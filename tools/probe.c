@@ -57,7 +57,7 @@ static bool open_driver(struct driver *driver)
                find_function(driver->handle, "cuDeviceTotalMem_v2", &driver->device_memory);
 }
 
-static const char *advice(CUresult code)
+static const char *advice_for(CUresult code)
 {
         switch (code) {
         case CUDA_ERROR_NO_DEVICE:
@@ -84,7 +84,8 @@ static bool driver_ok(const struct driver *driver, const char *call, CUresult co
         if (code == CUDA_SUCCESS)
                 return true;
         driver->error_name(code, &name);
-        doctor_say("driver", "fail", "%s: %s (%d): %s", call, name ? name : "unknown error", (int)code, advice(code));
+        doctor_say("driver", "fail", "%s: %s (%d): %s", call, name ? name : "unknown error", (int)code,
+                   advice_for(code));
         return false;
 }
 

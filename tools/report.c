@@ -71,7 +71,7 @@ static int look_at(const struct gr_trace *trace, size_t count, struct moment *re
 }
 
 /* 0 or -ENOMEM. */
-static int examine(struct report *report)
+static int examine_trace(struct report *report)
 {
         const struct gr_trace *trace = &report->trace;
         uint64_t *born = calloc(trace->slot_count + 1, sizeof(*born)),
@@ -158,7 +158,7 @@ static int read_origins(const char *path, struct report *report)
         return wanted.count > 0 ? find_instants(report) : 0;
 }
 
-static const char *blocks(uint64_t count)
+static const char *block_word(uint64_t count)
 {
         return count == 1 ? "block" : "blocks";
 }
@@ -177,14 +177,14 @@ static void print_moment(const struct report *report, const struct moment *momen
                         continue;
                 }
                 printf("    %s in %" PRIu64 " %s of %s", gr_size_format(group->bytes * group->count, a, sizeof(a)),
-                       group->count, blocks(group->count), gr_size_format(group->bytes, b, sizeof(b)));
+                       group->count, block_word(group->count), gr_size_format(group->bytes, b, sizeof(b)));
                 if (report->timed)
                         printf(", the oldest allocated at %.3f s", (double)group->oldest_ns / 1e9);
                 printf("\n");
         }
         if (rest.count > 0)
                 printf("    %s in %" PRIu64 " %s of %zu other sizes\n", gr_size_format(rest.bytes, a, sizeof(a)),
-                       rest.count, blocks(rest.count), moment->group_count - SIZES_SHOWN);
+                       rest.count, block_word(rest.count), moment->group_count - SIZES_SHOWN);
 }
 
 /* Prints one kind of memory that the pool does not serve. */
@@ -247,7 +247,7 @@ static void print_report(const char *path, const struct report *report)
         printf("\n");
         print_run(&report->trace);
         printf("  allocated: %s in %" PRIu64 " %s", gr_size_format(report->allocated_bytes, a, sizeof(a)),
-               report->allocations, blocks(report->allocations));
+               report->allocations, block_word(report->allocations));
         if (report->peak.bytes > 0)
                 printf(", %.1f times the peak", (double)report->allocated_bytes / (double)report->peak.bytes);
         printf("\n");
@@ -255,7 +255,7 @@ static void print_report(const char *path, const struct report *report)
                 printf("  lifetime: half of the freed blocks lived for at most %.3f ms, a tenth for at least %.3f ms\n",
                        (double)report->half_ns / 1e6, (double)report->tenth_ns / 1e6);
         printf("  peak of live memory: %s in %" PRIu64 " %s", gr_size_format(report->peak.bytes, a, sizeof(a)),
-               report->peak.count, blocks(report->peak.count));
+               report->peak.count, block_word(report->peak.count));
         if (report->timed)
                 printf(", at %.3f s", (double)report->peak.at_ns / 1e9);
         printf("\n");
@@ -266,7 +266,7 @@ static void print_report(const char *path, const struct report *report)
                               more);
         }
         printf("  live at the end: %s in %" PRIu64 " %s\n", gr_size_format(report->end.bytes, a, sizeof(a)),
-               report->end.count, blocks(report->end.count));
+               report->end.count, block_word(report->end.count));
         print_moment(report, &report->end);
         if (report->trace.skipped > 0)
                 printf("  not counted: %zu lines, such as frees of memory that the trace did not see allocated\n",
@@ -305,7 +305,7 @@ static void write_moment(struct gr_json *json, const char *name, const struct re
 }
 
 /* How many devices are listed: all up to the last one that has reserved memory. */
-static int devices(const struct gr_trace *trace)
+static int count_devices(const struct gr_trace *trace)
 {
         int count = GR_TRACE_DEVICES;
 
@@ -339,7 +339,7 @@ static void write_report(const struct report *report)
                 gr_json_count(&json, "misses", report->trace.counts[GR_ENTRY_MISS]);
                 gr_json_count(&json, "refused", report->trace.counts[GR_ENTRY_REFUSED]);
                 gr_json_array(&json, "peak_reserved_bytes");
-                for (int i = 0; i < devices(&report->trace); i++)
+                for (int i = 0; i < count_devices(&report->trace); i++)
                         gr_json_count(&json, NULL, report->trace.peak_reserved_bytes[i]);
                 gr_json_close(&json);
                 gr_counters_json(&report->trace.counters, &json);
@@ -396,7 +396,7 @@ int command_report(const struct arguments *arguments)
         rc = gr_trace_read(path, &report.trace, &line);
         examined = !format || !strcmp(format, "json") || !strcmp(format, "html");
         if (!rc && examined)
-                rc = examine(&report);
+                rc = examine_trace(&report);
         if (!rc && examined)
                 rc = read_origins(path, &report);
         if (rc == -EINVAL && line > 0)

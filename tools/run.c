@@ -43,7 +43,7 @@ static int set_variables(const struct arguments *arguments)
         return EXIT_SUCCESS;
 }
 
-static int prepare(const char *command, const char *variable, const char *path)
+static int prepare_variable(const char *command, const char *variable, const char *path)
 {
         int rc = prepend_environment(variable, path);
 
@@ -66,7 +66,7 @@ int set_preload(const struct arguments *arguments)
                 complain("%s: libgpureclaim.so is neither beside this program nor in %s", command, GR_LIBDIR);
                 return STATUS_NO_LIBRARY;
         }
-        status = prepare(command, "LD_PRELOAD", library);
+        status = prepare_variable(command, "LD_PRELOAD", library);
         if (status != EXIT_SUCCESS || !flag_value(arguments, "sim"))
                 return status;
         if (find_sim_dir(sim_dir, sizeof(sim_dir)) < 0) {
@@ -74,7 +74,7 @@ int set_preload(const struct arguments *arguments)
                          GR_LIBDIR);
                 return STATUS_NO_LIBRARY;
         }
-        return prepare(command, "LD_LIBRARY_PATH", sim_dir);
+        return prepare_variable(command, "LD_LIBRARY_PATH", sim_dir);
 }
 
 int command_run(const struct arguments *arguments)

@@ -14,8 +14,8 @@
 #define CONNECTIONS 8u
 #define TIMEOUT_S   10u
 
-static enum MHD_Result reply(struct MHD_Connection *connection, unsigned status, const char *type, char *text,
-                             size_t length)
+static enum MHD_Result send_reply(struct MHD_Connection *connection, unsigned status, const char *type, char *text,
+                                  size_t length)
 {
         struct MHD_Response *response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_COPY);
         enum MHD_Result result;
@@ -31,8 +31,8 @@ static enum MHD_Result reply(struct MHD_Connection *connection, unsigned status,
 }
 
 /* Called by one thread, that of the server. */
-static enum MHD_Result answer(void *arg, struct MHD_Connection *connection, const char *url, const char *method,
-                              const char *version, const char *data, size_t *data_bytes, void **state)
+static enum MHD_Result answer_request(void *arg, struct MHD_Connection *connection, const char *url, const char *method,
+                                      const char *version, const char *data, size_t *data_bytes, void **state)
 {
         const char *accept = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Accept"), *wrong;
         bool open_metrics = accept && strstr(accept, "application/openmetrics-text");
@@ -51,17 +51,17 @@ static enum MHD_Result answer(void *arg, struct MHD_Connection *connection, cons
         } else {
                 wrong = make_metrics(open_metrics, &page, &length);
                 if (!wrong) {
-                        result = reply(connection, MHD_HTTP_OK,
-                                       open_metrics ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
-                                                    : "text/plain; version=0.0.4; charset=utf-8",
-                                       page, length);
+                        result = send_reply(connection, MHD_HTTP_OK,
+                                            open_metrics ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                                                         : "text/plain; version=0.0.4; charset=utf-8",
+                                            page, length);
                         free(page);
                         return result;
                 }
                 status = MHD_HTTP_INTERNAL_SERVER_ERROR;
                 snprintf(text, sizeof(text), "The shared memory cannot be read: %s.\n", wrong);
         }
-        return reply(connection, status, "text/plain; charset=utf-8", text, strlen(text));
+        return send_reply(connection, status, "text/plain; charset=utf-8", text, strlen(text));
 }
 
 /* A socket that listens at HOST:PORT or [HOST]:PORT, or -1: it has complained; *ret_status is the exit status. */
@@ -122,7 +122,7 @@ int command_serve(const struct arguments *arguments)
         fd = listen_at(address ? address : "127.0.0.1:9835", &status);
         if (fd < 0)
                 return status;
-        server = MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD, 0, NULL, NULL, answer, NULL,
+        server = MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD, 0, NULL, NULL, answer_request, NULL,
                                   MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, CONNECTIONS,
                                   MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S, MHD_OPTION_END);
         if (!server) {

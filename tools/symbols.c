@@ -19,13 +19,13 @@
 
 extern char **environ;
 
-/* A file in memory. part() checks each access against its size. */
+/* A file in memory. get_part() checks each access against its size. */
 struct elf {
         const char *bytes;
         size_t size;
 };
 
-static const void *part(const struct elf *elf, uint64_t at, uint64_t bytes)
+static const void *get_part(const struct elf *elf, uint64_t at, uint64_t bytes)
 {
         return at <= elf->size && bytes <= elf->size - at ? elf->bytes + at : NULL;
 }
@@ -45,7 +45,7 @@ static bool open_elf(const char *path, struct elf *ret)
         if (mapped == MAP_FAILED)
                 return false;
         *ret = (struct elf){mapped, (size_t)about.st_size};
-        header = part(ret, 0, sizeof(*header));
+        header = get_part(ret, 0, sizeof(*header));
         if (header && memcmp(header->e_ident, ELFMAG, SELFMAG) == 0 &&
             header->e_ident[EI_CLASS] == (sizeof(void *) == 8 ? ELFCLASS64 : ELFCLASS32))
                 return true;
@@ -54,13 +54,13 @@ static bool open_elf(const char *path, struct elf *ret)
 }
 
 /* The section of this number; NULL: there is none. */
-static const ElfW(Shdr) * section(const struct elf *elf, size_t number)
+static const ElfW(Shdr) * get_section(const struct elf *elf, size_t number)
 {
         const ElfW(Ehdr) *header = (const void *)elf->bytes;
 
         if (number >= header->e_shnum || header->e_shentsize != sizeof(ElfW(Shdr)))
                 return NULL;
-        return part(elf, header->e_shoff + number * sizeof(ElfW(Shdr)), sizeof(ElfW(Shdr)));
+        return get_part(elf, header->e_shoff + number * sizeof(ElfW(Shdr)), sizeof(ElfW(Shdr)));
 }
 
 /* Whether the file has a build ID other than this one. */
@@ -68,8 +68,8 @@ static bool is_another(const struct elf *elf, const uint8_t *build_id, size_t bu
 {
         const ElfW(Shdr) * found;
 
-        for (size_t i = 0; build_id_bytes > 0 && (found = section(elf, i)); i++) {
-                const char *note = found->sh_type == SHT_NOTE ? part(elf, found->sh_offset, found->sh_size) : NULL;
+        for (size_t i = 0; build_id_bytes > 0 && (found = get_section(elf, i)); i++) {
+                const char *note = found->sh_type == SHT_NOTE ? get_part(elf, found->sh_offset, found->sh_size) : NULL;
                 const ElfW(Nhdr) *head = (const void *)note;
 
                 if (note && found->sh_size >= sizeof(*head) + 4 && head->n_type == NT_GNU_BUILD_ID &&
@@ -88,12 +88,12 @@ static const char *find_function(const struct elf *elf, uint64_t address)
         const char *best = NULL;
         uint64_t best_at = 0;
 
-        for (size_t i = 0; (table = section(elf, i)); i++) {
+        for (size_t i = 0; (table = get_section(elf, i)); i++) {
                 if (table->sh_type != SHT_SYMTAB && table->sh_type != SHT_DYNSYM)
                         continue;
-                names = section(elf, table->sh_link);
+                names = get_section(elf, table->sh_link);
                 for (uint64_t at = 0; names && at + sizeof(ElfW(Sym)) <= table->sh_size; at += sizeof(ElfW(Sym))) {
-                        const ElfW(Sym) *symbol = part(elf, table->sh_offset + at, sizeof(*symbol));
+                        const ElfW(Sym) *symbol = get_part(elf, table->sh_offset + at, sizeof(*symbol));
                         const char *name;
 
                         if (!symbol)
@@ -102,7 +102,7 @@ static const char *find_function(const struct elf *elf, uint64_t address)
                             address - symbol->st_value >= symbol->st_size || symbol->st_value < best_at ||
                             symbol->st_name >= names->sh_size)
                                 continue;
-                        name = part(elf, names->sh_offset + symbol->st_name, names->sh_size - symbol->st_name);
+                        name = get_part(elf, names->sh_offset + symbol->st_name, names->sh_size - symbol->st_name);
                         if (name && memchr(name, '\0', names->sh_size - symbol->st_name)) {
                                 best = name;
                                 best_at = symbol->st_value;
@@ -112,7 +112,7 @@ static const char *find_function(const struct elf *elf, uint64_t address)
         return best;
 }
 
-static void add(struct places *places, const char *function, const char *where)
+static void add_place(struct places *places, const char *function, const char *where)
 {
         struct place *list = realloc(places->list, (places->count + 1) * sizeof(*list)), *place;
         const char *colon = strrchr(where, ':');
@@ -145,7 +145,7 @@ static void read_names(FILE *from, size_t count, struct places *ret)
                 if (at == 0 || at > count || getline(&where, &where_room, from) <= 0)
                         break;
                 where[strcspn(where, "\n")] = '\0';
-                add(&ret[at - 1], function, where);
+                add_place(&ret[at - 1], function, where);
         }
         free(function);
         free(where);
@@ -215,7 +215,7 @@ void symbols_name(const char *path, const uint8_t *build_id, size_t build_id_byt
                 struct place *last;
 
                 if (ret[i].count == 0)
-                        add(&ret[i], "??", "??");
+                        add_place(&ret[i], "??", "??");
                 last = ret[i].count > 0 ? &ret[i].list[ret[i].count - 1] : NULL;
                 if (usable && last && !last->function) {
                         const char *function = find_function(&elf, addresses[i]);

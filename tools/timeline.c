@@ -15,7 +15,7 @@ struct device {
         double cached_area;
 };
 
-static uint64_t sum(const struct point *point)
+static uint64_t sum_point(const struct point *point)
 {
         return point->live_bytes + point->cached_bytes + point->other_bytes;
 }
@@ -40,7 +40,7 @@ static void end_part(struct device *device, struct timeline *line)
                         line->points[line->count++] = points[i];
 }
 
-static void changed(struct device *device, struct timeline *line, uint64_t at, uint64_t last)
+static void note_change(struct device *device, struct timeline *line, uint64_t at, uint64_t last)
 {
         size_t part = (size_t)((double)at / ((double)last + 1) * PARTS);
         struct point now = {.at = at > device->now.at ? at : device->now.at,
@@ -62,7 +62,7 @@ static void changed(struct device *device, struct timeline *line, uint64_t at, u
                 device->least = now;
         if (!device->changed || now.live_bytes > device->most.live_bytes)
                 device->most = now;
-        if (!device->changed || sum(&now) > sum(&device->highest))
+        if (!device->changed || sum_point(&now) > sum_point(&device->highest))
                 device->highest = now;
         device->changed = true;
 }
@@ -107,7 +107,7 @@ int draw_timelines(struct report *report)
                         devices[number].live_bytes +=
                                 trace->ops[op].is_free ? -trace->ops[op].bytes : trace->ops[op].bytes;
                 if (shown)
-                        changed(&devices[number], &report->timelines[number], at, report->last_at);
+                        note_change(&devices[number], &report->timelines[number], at, report->last_at);
                 op += !is_event;
                 event += is_event;
         }

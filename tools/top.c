@@ -31,7 +31,7 @@ static struct {
         char note[160];
 } view;
 
-static int compare(uint64_t a, uint64_t b)
+static int compare_numbers(uint64_t a, uint64_t b)
 {
         return a > b ? -1 : a < b;
 }
@@ -42,13 +42,13 @@ static int by_order(const void *left, const void *right)
 
         switch (view.order) {
         case BY_CACHED:
-                return compare(a->figures[GR_FIGURE_cached], b->figures[GR_FIGURE_cached]);
+                return compare_numbers(a->figures[GR_FIGURE_cached], b->figures[GR_FIGURE_cached]);
         case BY_IDLE:
-                return compare(b->active_ns, a->active_ns);
+                return compare_numbers(b->active_ns, a->active_ns);
         case BY_PID:
-                return compare(b->identity.pid, a->identity.pid);
+                return compare_numbers(b->identity.pid, a->identity.pid);
         default:
-                return compare(a->reserved_bytes, b->reserved_bytes);
+                return compare_numbers(a->reserved_bytes, b->reserved_bytes);
         }
 }
 
@@ -59,7 +59,7 @@ static void close_gpus(void)
         view.gpu_count = 0;
 }
 
-static void look(void)
+static void look_at_gpus(void)
 {
         size_t other;
 
@@ -87,7 +87,7 @@ static void draw_bar(uint64_t live, uint64_t cached, uint64_t total)
         }
 }
 
-static void draw(void)
+static void draw_screen(void)
 {
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES];
         size_t first = 0, room;
@@ -134,7 +134,7 @@ static void draw(void)
 }
 
 /* Asks a question on the last line but one. Reads a line into ret_text; where that is NULL, a key, y for yes. */
-static bool prompt(const char *question, char *ret_text, int room)
+static bool prompt_user(const char *question, char *ret_text, int room)
 {
         bool yes;
 
@@ -153,7 +153,7 @@ static bool prompt(const char *question, char *ret_text, int room)
         return yes;
 }
 
-static void act(int key)
+static void act_on_key(int key)
 {
         struct gr_request request = {0};
         char question[128], text[32], a[GR_SIZE_TEXT_BYTES];
@@ -169,7 +169,7 @@ static void act(int key)
         } else {
                 snprintf(question, sizeof(question),
                          "Hard limit of %u (such as 4GiB, 50%%, none):", row->member->identity.pid);
-                if (!prompt(question, text, sizeof(text)))
+                if (!prompt_user(question, text, sizeof(text)))
                         return;
                 if (size_parse(text, row->member->figures[GR_FIGURE_device_total], &bytes) != 0 || bytes == 0) {
                         snprintf(view.note, sizeof(view.note), "%s: not a size", text);
@@ -179,7 +179,7 @@ static void act(int key)
                 snprintf(question, sizeof(question), "Set the hard limit of %u to %s? (y)", row->member->identity.pid,
                          gr_size_format(bytes, a, sizeof(a)));
         }
-        if (!prompt(question, NULL, 0)) {
+        if (!prompt_user(question, NULL, 0)) {
                 snprintf(view.note, sizeof(view.note), "nothing changed");
                 return;
         }
@@ -208,8 +208,8 @@ int command_top(const struct arguments *arguments)
         curs_set(0);
         timeout(REFRESH_MS);
         for (int key = ERR; key != 'q';) {
-                look();
-                draw();
+                look_at_gpus();
+                draw_screen();
                 key = getch();
                 if (key == ERR && !isatty(STDIN_FILENO)) /* the terminal is gone: getch would no longer wait */
                         break;
@@ -220,7 +220,7 @@ int command_top(const struct arguments *arguments)
                 else if (key == 's')
                         view.order = (view.order + 1) % ORDERS;
                 else if (key == 't' || key == 'l')
-                        act(key);
+                        act_on_key(key);
         }
         endwin();
         close_gpus();

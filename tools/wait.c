@@ -16,7 +16,7 @@
  * What a program with the library could get on the GPU: what is free, and what other processes have cached, which they
  * give back when asked. False: not known, because NVML is missing and no process with the library uses the GPU.
  */
-static bool room(const char *gpu, uint64_t *ret_bytes)
+static bool find_room(const char *gpu, uint64_t *ret_bytes)
 {
         uint64_t free_bytes = 0, total = 0, cached = 0;
         unsigned long index = strtoul(gpu, NULL, 10);
@@ -85,7 +85,7 @@ int command_wait(const struct arguments *arguments)
         }
         if (!gpu)
                 gpu = first_gpu();
-        while (room(gpu, &have) && have < want.bytes) {
+        while (find_room(gpu, &have) && have < want.bytes) {
                 if (gr_platform_now_ns() - begin >= timeout_ns) {
                         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
 

@@ -40,7 +40,7 @@ static struct {
         uint64_t cost_us;
 } counting;
 
-static void cost(uint64_t us)
+static void add_cost(uint64_t us)
 {
         counting.cost_us += us;
         counting.now_ns += us * 1000;
@@ -55,11 +55,11 @@ static int count_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 
                 if (taken + size > GR_PAGE_BYTES)
                         counting.next_small += GR_PAGE_BYTES - taken;
-                cost(taken > 0 && taken + size <= GR_PAGE_BYTES ? ALLOC_SLAB_US : ALLOC_US);
+                add_cost(taken > 0 && taken + size <= GR_PAGE_BYTES ? ALLOC_SLAB_US : ALLOC_US);
                 *ret_ptr = counting.next_small;
                 counting.next_small += size;
         } else {
-                cost(ALLOC_US);
+                add_cost(ALLOC_US);
                 *ret_ptr = counting.next_large;
                 counting.next_large += gr_footprint_bytes(bytes);
         }
@@ -77,7 +77,7 @@ static int count_release(void *context, const uint64_t *ptrs, size_t count, size
 {
         (void)context, (void)ptrs;
         counting.releases += count;
-        cost(count * RELEASE_US);
+        add_cost(count * RELEASE_US);
         *ret_done = count;
         return 0;
 }
@@ -99,7 +99,7 @@ static int count_map(void *context, int device, uint64_t ptr, size_t bytes, uint
 {
         (void)context, (void)device, (void)ptr, (void)bytes;
         counting.allocs++;
-        cost(*handle ? REMAP_US : MAP_US);
+        add_cost(*handle ? REMAP_US : MAP_US);
         *handle = 1;
         return 0;
 }
@@ -108,7 +108,7 @@ static int count_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t handl
 {
         (void)context, (void)ptr, (void)bytes;
         counting.releases++;
-        cost(handle ? UNMAP_US : UNMAP_ONLY_US);
+        add_cost(handle ? UNMAP_US : UNMAP_ONLY_US);
         return 0;
 }
 
@@ -191,8 +191,8 @@ static double real_seconds(void)
         return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-static void row(const struct gr_trace *trace, const char *name, uint64_t reserved, uint64_t allocs, uint64_t releases,
-                uint64_t cost_us)
+static void print_row(const struct gr_trace *trace, const char *name, uint64_t reserved, uint64_t allocs,
+                      uint64_t releases, uint64_t cost_us)
 {
         char text[GR_SIZE_TEXT_BYTES];
 
@@ -201,7 +201,7 @@ static void row(const struct gr_trace *trace, const char *name, uint64_t reserve
                (double)cost_us / (double)trace->count);
 }
 
-static int play(const struct gr_trace *trace, const char *name, const struct gr_config *config, bool mapped)
+static int play_trace(const struct gr_trace *trace, const char *name, const struct gr_config *config, bool mapped)
 {
         static struct gr_core core;
         static struct gr_parts parts;
@@ -232,8 +232,8 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
                         rc = gr_pool_alloc(context, op->bytes, &ptrs[op->slot]);
         }
         if (context && !rc) {
-                row(trace, name, atomic_load(&core.devices[0].peak_reserved_bytes), counting.allocs, counting.releases,
-                    counting.cost_us);
+                print_row(trace, name, atomic_load(&core.devices[0].peak_reserved_bytes), counting.allocs,
+                          counting.releases, counting.cost_us);
                 printf(" %9" PRIu64 " %9.0f\n", counting.barriers,
                        (real_seconds() - begin) * 1e9 / (double)trace->count);
         }
@@ -242,7 +242,7 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
         return context ? rc : -ENOMEM;
 }
 
-static int evaluate(const char *path)
+static int evaluate_trace(const char *path)
 {
         static const struct {
                 const char *name;
@@ -269,11 +269,11 @@ static int evaluate(const char *path)
         printf("  %-30s %12s %7s %9s %9s %9s %9s %9s\n", "", "reserved", "ratio", "allocs", "releases", "us per op",
                "barriers", "ns of ours");
         for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]) && !rc; i++)
-                rc = play(&trace, policies[i].name, &policies[i].config, policies[i].mapped);
+                rc = play_trace(&trace, policies[i].name, &policies[i].config, policies[i].mapped);
         for (int expandable = 0; expandable < 2 && !rc; expandable++) {
                 reserved = gr_torch_model(&trace, expandable, &segments);
-                row(&trace, expandable ? "PyTorch's rules, expandable" : "PyTorch's rules", reserved, segments, 0,
-                    segments * ALLOC_US);
+                print_row(&trace, expandable ? "PyTorch's rules, expandable" : "PyTorch's rules", reserved, segments, 0,
+                          segments * ALLOC_US);
                 printf(" %9s %9s\n", "-", "-");
         }
         if (rc)
@@ -305,7 +305,7 @@ int main(int argc, char **argv)
                 return 2;
         }
         for (int i = optind; i < argc; i++)
-                if (evaluate(argv[i]) != 0)
+                if (evaluate_trace(argv[i]) != 0)
                         rc = 1;
         return rc;
 }

@@ -71,7 +71,7 @@ static struct piece *new_segment(struct model *model, uint64_t bytes, bool small
 }
 
 /* Grows the segment of this kind until it ends with a free piece of at least bytes. */
-static struct piece *expand(struct model *model, uint64_t bytes, bool small)
+static struct piece *expand_segment(struct model *model, uint64_t bytes, bool small)
 {
         struct piece *tail = model->tails[small];
         uint64_t step = small ? 2 * MIB : 20 * MIB;
@@ -111,7 +111,7 @@ static struct piece *piece_alloc(struct model *model, uint64_t bytes)
         if (piece)
                 list_remove(model, piece);
         else if (model->expandable)
-                piece = expand(model, rounded, small);
+                piece = expand_segment(model, rounded, small);
         else if (small)
                 piece = new_segment(model, 2 * MIB, true);
         else if (rounded < 10 * MIB)
@@ -144,7 +144,7 @@ static struct piece *piece_alloc(struct model *model, uint64_t bytes)
         return piece;
 }
 
-static void merge(struct model *model, struct piece *piece, struct piece *after)
+static void merge_pieces(struct model *model, struct piece *piece, struct piece *after)
 {
         piece->bytes += after->bytes;
         piece->after = after->after;
@@ -160,12 +160,12 @@ static void piece_free(struct model *model, struct piece *piece)
         piece->used = false;
         if (piece->after && !piece->after->used) {
                 list_remove(model, piece->after);
-                merge(model, piece, piece->after);
+                merge_pieces(model, piece, piece->after);
         }
         if (piece->before && !piece->before->used) {
                 piece = piece->before;
                 list_remove(model, piece);
-                merge(model, piece, piece->after);
+                merge_pieces(model, piece, piece->after);
         }
         list_add(model, piece);
 }

@@ -75,7 +75,7 @@ static struct thread *find_thread(struct reader *reader, uint64_t id)
         return thread;
 }
 
-static int allocated(struct reader *reader, struct gr_trace_op *op)
+static int add_live(struct reader *reader, struct gr_trace_op *op)
 {
         struct live *live = calloc(1, sizeof(*live));
 
@@ -94,7 +94,7 @@ static int allocated(struct reader *reader, struct gr_trace_op *op)
 }
 
 /* Adds an operation of the file. thread: its thread's number there. */
-static int add(struct reader *reader, struct gr_trace_op op, uint64_t thread)
+static int add_operation(struct reader *reader, struct gr_trace_op op, uint64_t thread)
 {
         struct gr_trace *trace = &reader->trace;
         struct thread *by = find_thread(reader, thread);
@@ -110,7 +110,7 @@ static int add(struct reader *reader, struct gr_trace_op op, uint64_t thread)
                 struct gr_trace_op lost = op;
 
                 lost.is_free = true;
-                rc = add(reader, lost, thread);
+                rc = add_operation(reader, lost, thread);
                 if (rc)
                         return rc;
         }
@@ -146,7 +146,7 @@ static int add(struct reader *reader, struct gr_trace_op op, uint64_t thread)
                         op.sample_log2 = by->next.sample_log2;
                         by->next.address = 0;
                 }
-                rc = allocated(reader, &op);
+                rc = add_live(reader, &op);
                 if (rc)
                         return rc;
         }
@@ -177,7 +177,7 @@ static int read_line(struct reader *reader, char *line)
         op.bytes = strtoull(fields[SIZE], NULL, 10);
         if (fields[TIME] && !strchr(fields[TIME], ':'))
                 op.time_ns = strtoull(fields[TIME], NULL, 10);
-        return add(reader, op, fields[THREAD] ? strtoull(fields[THREAD], NULL, 10) : 0);
+        return add_operation(reader, op, fields[THREAD] ? strtoull(fields[THREAD], NULL, 10) : 0);
 }
 
 static int read_lines(struct reader *reader, FILE *file, size_t *ret_line)
@@ -260,7 +260,7 @@ static int read_entry(struct reader *reader, const struct entry *entry)
         }
         trace->counts[what]++;
         if (what == GR_ENTRY_HIT || what == GR_ENTRY_MISS || what == GR_ENTRY_FREE)
-                return add(reader, op, (uint32_t)entry->head);
+                return add_operation(reader, op, (uint32_t)entry->head);
         if (what == GR_ENTRY_STACK)
                 return note_stack(reader, entry, detail);
         if (what == GR_ENTRY_RESERVED && device < GR_TRACE_DEVICES && trace->peak_reserved_bytes[device] < entry->bytes)

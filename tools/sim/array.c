@@ -35,7 +35,7 @@ static size_t shared_pages(int device)
 }
 
 /* Lock held. */
-static bool take(int device, size_t bytes)
+static bool charge_bytes(int device, size_t bytes)
 {
         size_t before = shared_pages(device), after;
 
@@ -51,7 +51,7 @@ static bool take(int device, size_t bytes)
 }
 
 /* Lock held. */
-static void give(int device, size_t bytes)
+static void uncharge_bytes(int device, size_t bytes)
 {
         size_t before = shared_pages(device);
 
@@ -122,7 +122,7 @@ static CUresult check_shape(const CUDA_ARRAY3D_DESCRIPTOR *shape)
 }
 
 /* Charges array, whose shape is set, and adds it to the list. Lock held. */
-static CUresult make(CUarray array, size_t bytes)
+static CUresult add_array(CUarray array, size_t bytes)
 {
         CUcontext ctx;
         CUresult rc = sim_current(&ctx);
@@ -132,7 +132,7 @@ static CUresult make(CUarray array, size_t bytes)
         if (rc != CUDA_SUCCESS)
                 return rc;
         bytes = bytes > SIM_SMALL_BYTES ? bytes : (bytes + STEP_BYTES - 1) / STEP_BYTES * STEP_BYTES;
-        if (!take(ctx->device, bytes))
+        if (!charge_bytes(ctx->device, bytes))
                 return CUDA_ERROR_OUT_OF_MEMORY;
         array->magic = MAGIC_ARRAY;
         array->device = ctx->device;
@@ -143,7 +143,7 @@ static CUresult make(CUarray array, size_t bytes)
         return CUDA_SUCCESS;
 }
 
-static CUresult create(CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
+static CUresult create_array(CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
         CUresult rc = check_shape(shape);
         CUarray array;
@@ -155,7 +155,7 @@ static CUresult create(CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         array->shape = *shape;
         sim_lock();
-        rc = make(array, level_bytes(shape));
+        rc = add_array(array, level_bytes(shape));
         sim_unlock();
         if (rc == CUDA_SUCCESS)
                 *ret_array = array;
@@ -165,9 +165,9 @@ static CUresult create(CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 }
 
 /* Uncharges and removes the array. Not called for a level, which goes with its mipmapped array. Lock held. */
-static void end(CUarray array)
+static void end_array(CUarray array)
 {
-        give(array->device, array->bytes);
+        uncharge_bytes(array->device, array->bytes);
         array->magic = 0;
 }
 
@@ -175,7 +175,7 @@ void sim_arrays_forget_context(CUcontext ctx)
 {
         for (CUarray array = arrays; array; array = array->next) {
                 if (array->magic == MAGIC_ARRAY && array->ctx == ctx)
-                        end(array);
+                        end_array(array);
         }
 }
 
@@ -190,13 +190,13 @@ SIM_API cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *flat)
         shape.Height = flat->Height;
         shape.Format = flat->Format;
         shape.NumChannels = flat->NumChannels;
-        return create(array, &shape);
+        return create_array(array, &shape);
 }
 
 SIM_API cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
         SIM_ENTER(cuArray3DCreate_v2);
-        return array && shape ? create(array, shape) : CUDA_ERROR_INVALID_VALUE;
+        return array && shape ? create_array(array, shape) : CUDA_ERROR_INVALID_VALUE;
 }
 
 SIM_API cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *flat, CUarray array)
@@ -227,14 +227,14 @@ SIM_API cuArrayDestroy(CUarray array)
         SIM_ENTER(cuArrayDestroy);
         sim_lock();
         if (array && array->magic == MAGIC_ARRAY && array->bytes) {
-                end(array);
+                end_array(array);
                 rc = CUDA_SUCCESS;
         }
         sim_unlock();
         return rc;
 }
 
-static size_t half(size_t length)
+static size_t half_length(size_t length)
 {
         return length > 1 ? length / 2 : length;
 }
@@ -256,13 +256,13 @@ SIM_API cuMipmappedArrayCreate(CUmipmappedArray *ret_array, const CUDA_ARRAY3D_D
         do {
                 array->level[array->n_levels++] = (struct CUarray_st){.magic = MAGIC_ARRAY, .shape = at};
                 bytes += level_bytes(&at);
-                at.Width = half(at.Width);
-                at.Height = half(at.Height);
+                at.Width = half_length(at.Width);
+                at.Height = half_length(at.Height);
                 if (!is_layered(&at))
-                        at.Depth = half(at.Depth);
+                        at.Depth = half_length(at.Depth);
         } while (array->n_levels < n_levels && array->n_levels < MOST_LEVELS);
         sim_lock();
-        rc = make(&array->whole, bytes);
+        rc = add_array(&array->whole, bytes);
         sim_unlock();
         if (rc == CUDA_SUCCESS)
                 *ret_array = array;
@@ -287,7 +287,7 @@ SIM_API cuMipmappedArrayDestroy(CUmipmappedArray array)
         SIM_ENTER(cuMipmappedArrayDestroy);
         sim_lock();
         if (array && array->whole.magic == MAGIC_ARRAY) {
-                end(&array->whole);
+                end_array(&array->whole);
                 for (unsigned i = 0; i < array->n_levels; i++)
                         array->level[i].magic = 0;
                 rc = CUDA_SUCCESS;

@@ -261,7 +261,7 @@ CUresult sim_capture_wait(CUstream stream, CUevent event)
 }
 
 /* Takes every stream out of the capture and forgets it. */
-static void disband(struct sim_capture *c)
+static void disband_capture(struct sim_capture *c)
 {
         struct sim_capture **at = &captures;
 
@@ -289,7 +289,7 @@ void sim_capture_stream_gone(CUstream stream)
         if (stream == c->origin) {
                 if (!c->given_graph)
                         sim_graph_free(c->graph);
-                disband(c);
+                disband_capture(c);
         } else {
                 /* Its captured work is now joined by no stream, so the end of the capture reports it as unjoined. */
                 stream->capture = NULL;
@@ -298,7 +298,8 @@ void sim_capture_stream_gone(CUstream stream)
 }
 
 /* graph and after: NULL for a graph of its own. */
-static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph graph, const struct sim_frontier *after)
+static CUresult begin_capture(CUstream handle, CUstreamCaptureMode mode, CUgraph graph,
+                              const struct sim_frontier *after)
 {
         struct sim_capture *c;
         CUstream s;
@@ -342,12 +343,12 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph graph, 
 
 SIM_PTSZ(cuStreamBeginCapture, (CUstream stream), (stream))
 {
-        return begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, NULL, NULL);
+        return begin_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, NULL, NULL);
 }
 
 SIM_PTSZ(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), (stream, mode))
 {
-        return begin(stream, mode, NULL, NULL);
+        return begin_capture(stream, mode, NULL, NULL);
 }
 
 SIM_PTSZ(cuStreamBeginCaptureToGraph,
@@ -363,7 +364,7 @@ SIM_PTSZ(cuStreamBeginCaptureToGraph,
                 return CUDA_ERROR_INVALID_VALUE;
         rc = sim_frontier_of(graph, after, n, &given);
         if (rc == CUDA_SUCCESS)
-                rc = begin(stream, mode, graph, &given);
+                rc = begin_capture(stream, mode, graph, &given);
         sim_frontier_clear(&given);
         return rc;
 }
@@ -400,7 +401,7 @@ SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret
         /* Without a place for it the graph is lost, and the end succeeds (measured, driver 580). */
         if ((rc != CUDA_SUCCESS || !ret_graph) && !c->given_graph)
                 sim_graph_free(c->graph);
-        disband(c);
+        disband_capture(c);
 out:
         sim_unlock();
         return rc;
@@ -416,8 +417,8 @@ static CUstreamCaptureStatus status_of(const struct sim_capture *c)
 /* The array of dependencies that was returned last; valid until the thread asks again. */
 static _Thread_local CUgraphNode *told;
 
-static CUresult info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                     const CUgraphNode **after, size_t *n_after)
+static CUresult get_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                         const CUgraphNode **after, size_t *n_after)
 {
         CUstream s;
         CUresult rc;
@@ -462,12 +463,12 @@ static CUresult info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t 
 
 SIM_PTSZ(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status), (stream, status))
 {
-        return info(stream, status, NULL, NULL, NULL, NULL);
+        return get_info(stream, status, NULL, NULL, NULL, NULL);
 }
 
 SIM_PTSZ(cuStreamGetCaptureInfo, (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id), (stream, status, id))
 {
-        return info(stream, status, id, NULL, NULL, NULL);
+        return get_info(stream, status, id, NULL, NULL, NULL);
 }
 
 SIM_PTSZ(cuStreamGetCaptureInfo_v2,
@@ -475,7 +476,7 @@ SIM_PTSZ(cuStreamGetCaptureInfo_v2,
           size_t *n),
          (stream, status, id, graph, after, n))
 {
-        return info(stream, status, id, graph, after, n);
+        return get_info(stream, status, id, graph, after, n);
 }
 
 SIM_PTSZ(cuStreamGetCaptureInfo_v3,
@@ -485,10 +486,10 @@ SIM_PTSZ(cuStreamGetCaptureInfo_v3,
 {
         if (data)
                 *data = NULL;
-        return info(stream, status, id, graph, after, n);
+        return get_info(stream, status, id, graph, after, n);
 }
 
-static CUresult update(CUstream handle, const CUgraphNode *nodes, size_t count, unsigned flags)
+static CUresult update_dependencies(CUstream handle, const CUgraphNode *nodes, size_t count, unsigned flags)
 {
         const bool set = flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES;
         struct sim_frontier given = {0};
@@ -519,7 +520,7 @@ static CUresult update(CUstream handle, const CUgraphNode *nodes, size_t count, 
 SIM_PTSZ(cuStreamUpdateCaptureDependencies, (CUstream stream, CUgraphNode *nodes, size_t count, unsigned flags),
          (stream, nodes, count, flags))
 {
-        return update(stream, nodes, count, flags);
+        return update_dependencies(stream, nodes, count, flags);
 }
 
 SIM_PTSZ(cuStreamUpdateCaptureDependencies_v2,
@@ -527,7 +528,7 @@ SIM_PTSZ(cuStreamUpdateCaptureDependencies_v2,
          (stream, nodes, data, count, flags))
 {
         (void)data;
-        return update(stream, nodes, count, flags);
+        return update_dependencies(stream, nodes, count, flags);
 }
 
 SIM_API cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)

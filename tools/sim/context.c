@@ -237,7 +237,7 @@ SIM_API cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active
         return CUDA_SUCCESS;
 }
 
-static CUresult create(CUcontext *ret_ctx, unsigned flags, CUdevice device, unsigned version)
+static CUresult create_context(CUcontext *ret_ctx, unsigned flags, CUdevice device, unsigned version)
 {
         CUcontext ctx;
 
@@ -271,13 +271,13 @@ static CUresult create(CUcontext *ret_ctx, unsigned flags, CUdevice device, unsi
 SIM_API cuCtxCreate(CUcontext *ctx, unsigned flags, CUdevice device)
 {
         SIM_ENTER(cuCtxCreate);
-        return create(ctx, flags, device, 3010);
+        return create_context(ctx, flags, device, 3010);
 }
 
 SIM_API cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device)
 {
         SIM_ENTER(cuCtxCreate_v2);
-        return create(ctx, flags, device, 3020);
+        return create_context(ctx, flags, device, 3020);
 }
 
 SIM_API cuCtxCreate_v3(CUcontext *ctx, CUexecAffinityParam *affinity, int n, unsigned flags, CUdevice device)
@@ -285,7 +285,7 @@ SIM_API cuCtxCreate_v3(CUcontext *ctx, CUexecAffinityParam *affinity, int n, uns
         SIM_ENTER(cuCtxCreate_v3);
         if (affinity || n)
                 return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
-        return create(ctx, flags, device, 3020);
+        return create_context(ctx, flags, device, 3020);
 }
 
 SIM_API cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsigned flags, CUdevice device)
@@ -293,13 +293,13 @@ SIM_API cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsigned flags
         SIM_ENTER(cuCtxCreate_v4);
         if (params)
                 return CUDA_ERROR_NOT_SUPPORTED;
-        return create(ctx, flags, device, 3020);
+        return create_context(ctx, flags, device, 3020);
 }
 
 SIM_API cuGLCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device)
 {
         SIM_ENTER(cuGLCtxCreate_v2);
-        return create(ctx, flags, device, 3020);
+        return create_context(ctx, flags, device, 3020);
 }
 
 SIM_API cuCtxAttach(CUcontext *ret_ctx, unsigned flags)
@@ -323,7 +323,7 @@ SIM_API cuCtxAttach(CUcontext *ret_ctx, unsigned flags)
 }
 
 /* counted: each attach makes one call without effect; only the last call destroys. */
-static CUresult destroy(CUcontext ctx, bool counted)
+static CUresult destroy_context(CUcontext ctx, bool counted)
 {
         CUresult rc;
 
@@ -348,22 +348,22 @@ static CUresult destroy(CUcontext ctx, bool counted)
 SIM_API cuCtxDestroy(CUcontext ctx)
 {
         SIM_ENTER(cuCtxDestroy);
-        return destroy(ctx, false);
+        return destroy_context(ctx, false);
 }
 
 SIM_API cuCtxDestroy_v2(CUcontext ctx)
 {
         SIM_ENTER(cuCtxDestroy_v2);
-        return destroy(ctx, false);
+        return destroy_context(ctx, false);
 }
 
 SIM_API cuCtxDetach(CUcontext ctx)
 {
         SIM_ENTER(cuCtxDetach);
-        return destroy(ctx, true);
+        return destroy_context(ctx, true);
 }
 
-static CUresult push(CUcontext ctx)
+static CUresult push_context(CUcontext ctx)
 {
         CUresult rc;
 
@@ -382,16 +382,16 @@ static CUresult push(CUcontext ctx)
 SIM_API cuCtxPushCurrent(CUcontext ctx)
 {
         SIM_ENTER(cuCtxPushCurrent);
-        return push(ctx);
+        return push_context(ctx);
 }
 
 SIM_API cuCtxPushCurrent_v2(CUcontext ctx)
 {
         SIM_ENTER(cuCtxPushCurrent_v2);
-        return push(ctx);
+        return push_context(ctx);
 }
 
-static CUresult pop(CUcontext *ret_ctx)
+static CUresult pop_context(CUcontext *ret_ctx)
 {
         if (thread.depth == 0)
                 return CUDA_ERROR_INVALID_CONTEXT;
@@ -404,13 +404,13 @@ static CUresult pop(CUcontext *ret_ctx)
 SIM_API cuCtxPopCurrent(CUcontext *ret_ctx)
 {
         SIM_ENTER(cuCtxPopCurrent);
-        return pop(ret_ctx);
+        return pop_context(ret_ctx);
 }
 
 SIM_API cuCtxPopCurrent_v2(CUcontext *ret_ctx)
 {
         SIM_ENTER(cuCtxPopCurrent_v2);
-        return pop(ret_ctx);
+        return pop_context(ret_ctx);
 }
 
 SIM_API cuCtxSetCurrent(CUcontext ctx)

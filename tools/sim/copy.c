@@ -71,30 +71,30 @@ static CUresult copy_by(bool peers, uintptr_t dst, uintptr_t src, size_t bytes, 
         return copy_box(&op, stream, wait, peers);
 }
 
-static CUresult copy(uintptr_t dst, uintptr_t src, size_t bytes, CUstream stream, bool async)
+static CUresult copy_memory(uintptr_t dst, uintptr_t src, size_t bytes, CUstream stream, bool async)
 {
         return copy_by(false, dst, src, bytes, stream, async);
 }
 
 SIM_PTDS(cuMemcpy, (CUdeviceptr dst, CUdeviceptr src, size_t bytes), (dst, src, bytes))
 {
-        return copy(dst, src, bytes, stream, false);
+        return copy_memory(dst, src, bytes, stream, false);
 }
 
 SIM_PTDS(cuMemcpyHtoD_v2, (CUdeviceptr dst, const void *src, size_t bytes), (dst, src, bytes))
 {
-        return copy(dst, (uintptr_t)src, bytes, stream, false);
+        return copy_memory(dst, (uintptr_t)src, bytes, stream, false);
 }
 
 SIM_PTDS(cuMemcpyDtoH_v2, (void *dst, CUdeviceptr src, size_t bytes), (dst, src, bytes))
 {
-        return copy((uintptr_t)dst, src, bytes, stream, false);
+        return copy_memory((uintptr_t)dst, src, bytes, stream, false);
 }
 
 /* Within device memory even the synchronous call returns before the copy is done. */
 SIM_PTDS(cuMemcpyDtoD_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes), (dst, src, bytes))
 {
-        return copy(dst, src, bytes, stream, true);
+        return copy_memory(dst, src, bytes, stream, true);
 }
 
 SIM_PTDS(cuMemcpyPeer, (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t bytes),
@@ -107,24 +107,24 @@ SIM_PTDS(cuMemcpyPeer, (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontex
 
 SIM_PTSZ(cuMemcpyAsync, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream), (dst, src, bytes, stream))
 {
-        return copy(dst, src, bytes, stream, true);
+        return copy_memory(dst, src, bytes, stream, true);
 }
 
 SIM_PTSZ(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream),
          (dst, src, bytes, stream))
 {
-        return copy(dst, (uintptr_t)src, bytes, stream, true);
+        return copy_memory(dst, (uintptr_t)src, bytes, stream, true);
 }
 
 SIM_PTSZ(cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t bytes, CUstream stream), (dst, src, bytes, stream))
 {
-        return copy((uintptr_t)dst, src, bytes, stream, true);
+        return copy_memory((uintptr_t)dst, src, bytes, stream, true);
 }
 
 SIM_PTSZ(cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream),
          (dst, src, bytes, stream))
 {
-        return copy(dst, src, bytes, stream, true);
+        return copy_memory(dst, src, bytes, stream, true);
 }
 
 SIM_PTSZ(cuMemcpyPeerAsync,
@@ -137,7 +137,7 @@ SIM_PTSZ(cuMemcpyPeerAsync,
 }
 
 /* The start of one side of a 2D or 3D copy; 0 for an array, which is not simulated. */
-static uintptr_t side(CUmemorytype type, const void *host, CUdeviceptr device, size_t offset)
+static uintptr_t side_start(CUmemorytype type, const void *host, CUdeviceptr device, size_t offset)
 {
         switch (type) {
         case CU_MEMORYTYPE_HOST:
@@ -163,8 +163,8 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, bool async)
         dst_pitch = c->dstPitch ? c->dstPitch : c->WidthInBytes + c->dstXInBytes;
         if (src_pitch < c->srcXInBytes + c->WidthInBytes || dst_pitch < c->dstXInBytes + c->WidthInBytes)
                 return CUDA_ERROR_INVALID_VALUE;
-        op.u.copy.src = side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcY * src_pitch + c->srcXInBytes);
-        op.u.copy.dst = side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstY * dst_pitch + c->dstXInBytes);
+        op.u.copy.src = side_start(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcY * src_pitch + c->srcXInBytes);
+        op.u.copy.dst = side_start(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstY * dst_pitch + c->dstXInBytes);
         op.u.copy.src_pitch = src_pitch;
         op.u.copy.dst_pitch = dst_pitch;
         op.u.copy.width = c->WidthInBytes;
@@ -202,10 +202,10 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream stream, bool async)
         op.u.copy.dst_pitch = c->dstPitch ? c->dstPitch : c->WidthInBytes + c->dstXInBytes;
         op.u.copy.src_slice = op.u.copy.src_pitch * (c->srcHeight ? c->srcHeight : c->Height + c->srcY);
         op.u.copy.dst_slice = op.u.copy.dst_pitch * (c->dstHeight ? c->dstHeight : c->Height + c->dstY);
-        op.u.copy.src = side(c->srcMemoryType, c->srcHost, c->srcDevice,
-                             c->srcZ * op.u.copy.src_slice + c->srcY * op.u.copy.src_pitch + c->srcXInBytes);
-        op.u.copy.dst = side(c->dstMemoryType, c->dstHost, c->dstDevice,
-                             c->dstZ * op.u.copy.dst_slice + c->dstY * op.u.copy.dst_pitch + c->dstXInBytes);
+        op.u.copy.src = side_start(c->srcMemoryType, c->srcHost, c->srcDevice,
+                                   c->srcZ * op.u.copy.src_slice + c->srcY * op.u.copy.src_pitch + c->srcXInBytes);
+        op.u.copy.dst = side_start(c->dstMemoryType, c->dstHost, c->dstDevice,
+                                   c->dstZ * op.u.copy.dst_slice + c->dstY * op.u.copy.dst_pitch + c->dstXInBytes);
         op.u.copy.width = c->WidthInBytes;
         op.u.copy.height = c->Height;
         op.u.copy.depth = c->Depth;
@@ -225,8 +225,8 @@ SIM_PTSZ(cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D *c, CUstream stream), (c, stre
 }
 
 /* Fills of device memory return before they are done, even the synchronous ones. */
-static CUresult fill(CUdeviceptr dst, size_t pitch, uint32_t value, unsigned element, size_t width, size_t height,
-                     CUstream stream)
+static CUresult fill_memory(CUdeviceptr dst, size_t pitch, uint32_t value, unsigned element, size_t width,
+                            size_t height, CUstream stream)
 {
         struct sim_op op = {.kind = SIM_OP_FILL,
                             .u.fill = {.dst = dst,
@@ -246,24 +246,24 @@ static CUresult fill(CUdeviceptr dst, size_t pitch, uint32_t value, unsigned ele
 #define FILL_API(symbol, type)                                                                                         \
         SIM_PTDS(symbol, (CUdeviceptr dst, type value, size_t n), (dst, value, n))                                     \
         {                                                                                                              \
-                return fill(dst, 0, value, sizeof value, n, 1, stream);                                                \
+                return fill_memory(dst, 0, value, sizeof value, n, 1, stream);                                         \
         }
 #define FILL_ASYNC_API(symbol, type)                                                                                   \
         SIM_PTSZ(symbol, (CUdeviceptr dst, type value, size_t n, CUstream stream), (dst, value, n, stream))            \
         {                                                                                                              \
-                return fill(dst, 0, value, sizeof value, n, 1, stream);                                                \
+                return fill_memory(dst, 0, value, sizeof value, n, 1, stream);                                         \
         }
 #define FILL_2D_API(symbol, type)                                                                                      \
         SIM_PTDS(symbol, (CUdeviceptr dst, size_t pitch, type value, size_t width, size_t height),                     \
                  (dst, pitch, value, width, height))                                                                   \
         {                                                                                                              \
-                return fill(dst, pitch, value, sizeof value, width, height, stream);                                   \
+                return fill_memory(dst, pitch, value, sizeof value, width, height, stream);                            \
         }
 #define FILL_2D_ASYNC_API(symbol, type)                                                                                \
         SIM_PTSZ(symbol, (CUdeviceptr dst, size_t pitch, type value, size_t width, size_t height, CUstream stream),    \
                  (dst, pitch, value, width, height, stream))                                                           \
         {                                                                                                              \
-                return fill(dst, pitch, value, sizeof value, width, height, stream);                                   \
+                return fill_memory(dst, pitch, value, sizeof value, width, height, stream);                            \
         }
 
 FILL_API(cuMemsetD8_v2, unsigned char)

@@ -93,7 +93,7 @@ void sim_node_after(struct sim_node *node, struct sim_node *predecessor)
         node->pending++;
 }
 
-static void *work(void *unused);
+static void *run_nodes(void *unused);
 
 static void start_worker(void)
 {
@@ -106,7 +106,7 @@ static void start_worker(void)
         for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
                 sigdelset(&all, faults[i]);
         pthread_sigmask(SIG_SETMASK, &all, &old);
-        if (pthread_create(&thread, NULL, work, NULL) == 0) {
+        if (pthread_create(&thread, NULL, run_nodes, NULL) == 0) {
                 pthread_detach(thread);
                 n_workers++;
         }
@@ -128,7 +128,7 @@ static void make_ready(struct sim_node *node)
  * Marks first done, and every join that becomes ready by that; other ready nodes go to the workers. Takes over one
  * reference. A loop, not a recursion, as chains of joins get long.
  */
-static void finish(struct sim_node *first)
+static void finish_nodes(struct sim_node *first)
 {
         struct sim_node *todo = first;
 
@@ -164,12 +164,12 @@ void sim_node_start(struct sim_node *node)
         if (--node->pending)
                 return;
         if (node->op.kind == SIM_OP_JOIN)
-                finish(sim_node_get(node));
+                finish_nodes(sim_node_get(node));
         else
                 make_ready(node);
 }
 
-static void *work(void *unused)
+static void *run_nodes(void *unused)
 {
         (void)unused;
         sim_lock();
@@ -189,7 +189,7 @@ static void *work(void *unused)
                 sim_unlock();
                 sim_op_run(&node->op);
                 sim_lock();
-                finish(node);
+                finish_nodes(node);
         }
         return NULL;
 }

@@ -76,7 +76,7 @@ SIM_API cuEventDestroy_v2(CUevent event)
         return CUDA_SUCCESS;
 }
 
-static CUresult record(CUevent event, CUstream handle, unsigned flags)
+static CUresult record_event(CUevent event, CUstream handle, unsigned flags)
 {
         struct sim_node *node;
         CUstream s;
@@ -111,12 +111,12 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags)
 
 SIM_PTSZ(cuEventRecord, (CUevent event, CUstream stream), (event, stream))
 {
-        return record(event, stream, 0);
+        return record_event(event, stream, 0);
 }
 
 SIM_PTSZ(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned flags), (event, stream, flags))
 {
-        return record(event, stream, flags);
+        return record_event(event, stream, flags);
 }
 
 /* The event's node, or NULL if it was never recorded. Lock held on success. */
@@ -163,7 +163,7 @@ SIM_API cuEventSynchronize(CUevent event)
         return rc;
 }
 
-static CUresult elapsed(float *ms, CUevent start, CUevent end)
+static CUresult elapsed_ms(float *ms, CUevent start, CUevent end)
 {
         CUresult rc = CUDA_SUCCESS;
 
@@ -185,16 +185,16 @@ static CUresult elapsed(float *ms, CUevent start, CUevent end)
 SIM_API cuEventElapsedTime(float *ms, CUevent start, CUevent end)
 {
         SIM_ENTER(cuEventElapsedTime);
-        return elapsed(ms, start, end);
+        return elapsed_ms(ms, start, end);
 }
 
 SIM_API cuEventElapsedTime_v2(float *ms, CUevent start, CUevent end)
 {
         SIM_ENTER(cuEventElapsedTime_v2);
-        return elapsed(ms, start, end);
+        return elapsed_ms(ms, start, end);
 }
 
-static CUresult synchronize(CUcontext given)
+static CUresult synchronize_context(CUcontext given)
 {
         CUcontext ctx;
         CUresult rc;
@@ -217,13 +217,13 @@ static CUresult synchronize(CUcontext given)
 SIM_API cuCtxSynchronize(void)
 {
         SIM_ENTER(cuCtxSynchronize);
-        return synchronize(NULL);
+        return synchronize_context(NULL);
 }
 
 SIM_API cuCtxSynchronize_v2(CUcontext ctx)
 {
         SIM_ENTER(cuCtxSynchronize_v2);
-        return synchronize(ctx);
+        return synchronize_context(ctx);
 }
 
 SIM_API cuCtxRecordEvent(CUcontext given, CUevent event)

@@ -165,7 +165,7 @@ bool sim_symbol_missing(const char *name)
         return false;
 }
 
-static void trace(enum sim_symbol symbol)
+static void trace_call(enum sim_symbol symbol)
 {
         char line[NAME_BYTES + 1];
         int n = snprintf(line, sizeof line, "%s\n", sim_entries[symbol].symbol);
@@ -176,7 +176,7 @@ static void trace(enum sim_symbol symbol)
 }
 
 /* Counts a call. Returns its number among the calls of the symbol, if faults are set. */
-static unsigned long count(enum sim_symbol symbol)
+static unsigned long count_call(enum sim_symbol symbol)
 {
         if (!count_shard)
                 count_shard = n_faults ? 1 : atomic_fetch_add(&counted_threads, 1) % COUNT_SHARDS + 1;
@@ -188,9 +188,9 @@ CUresult sim_enter(enum sim_symbol symbol, bool early)
         unsigned long nth;
 
         sim_config();
-        nth = count(symbol);
+        nth = count_call(symbol);
         if (trace_fd >= 0)
-                trace(symbol);
+                trace_call(symbol);
         if (n_missing && sim_symbol_missing(sim_entries[symbol].name))
                 return CUDA_ERROR_NOT_FOUND;
         if (delay_ns[symbol]) {
@@ -219,13 +219,13 @@ CUresult sim_enter(enum sim_symbol symbol, bool early)
  * As in the real driver, calls fail once the process ends, instead of working on a device that is being shut down. Exit
  * handlers that the program registered before CUDA run after this one.
  */
-static void end(void)
+static void note_end(void)
 {
         atomic_store(&ended, true);
 }
 
 /* Once; what fails for lack of addresses is tried again by the next call. */
-static CUresult begin(void)
+static CUresult begin_once(void)
 {
         static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
         CUresult rc = CUDA_SUCCESS;
@@ -235,7 +235,7 @@ static CUresult begin(void)
                 rc = CUDA_ERROR_OUT_OF_MEMORY;
         } else if (!atomic_load(&initialized)) {
                 sim_vmm_begin();
-                atexit(end);
+                atexit(note_end);
                 atomic_store(&initialized, true);
         }
         pthread_mutex_unlock(&lock);
@@ -253,7 +253,7 @@ SIM_API cuInit(unsigned flags)
                 return CUDA_ERROR_NOT_INITIALIZED;
         if (sim_config()->devices == 0)
                 return CUDA_ERROR_NO_DEVICE;
-        return begin();
+        return begin_once();
 }
 
 void sim_misuse(const char *format, ...)

@@ -29,7 +29,7 @@ static struct graph_memory {
 } graph_memory[SIM_MAX_DEVICES];
 
 /* Sets need, by going through the nodes in their order. */
-static void measure(CUgraphExec exec)
+static void measure_need(CUgraphExec exec)
 {
         CUgraph graph = exec->graph;
         size_t now = 0;
@@ -114,7 +114,7 @@ void sim_graph_forget_context(CUcontext ctx)
  * As driver 580 does now and then, it runs a graph with user objects and answers CUDA_ERROR_UNKNOWN all the same while
  * another thread waits for the stream: here always.
  */
-static CUresult launch(CUgraphExec exec, CUstream stream)
+static CUresult launch_graph(CUgraphExec exec, CUstream stream)
 {
         CUgraph graph = exec->graph;
         struct sim_op ending = {.kind = SIM_OP_GRAPH_END};
@@ -174,7 +174,7 @@ static CUgraphExec make_exec(void)
 }
 
 /* The executable graph is a copy: the program may destroy or change the graph afterwards. */
-static CUresult instantiate(CUgraphExec *ret_exec, CUgraph graph, unsigned long long flags)
+static CUresult instantiate_graph(CUgraphExec *ret_exec, CUgraph graph, unsigned long long flags)
 {
         struct sim_frontier none = {0}, all = {0};
         CUgraphExec exec;
@@ -199,7 +199,7 @@ static CUresult instantiate(CUgraphExec *ret_exec, CUgraph graph, unsigned long 
                 *exec = (struct CUgraphExec_st){
                         .magic = MAGIC_EXEC, .graph = sim_graph_new(), .flags = flags, .made_before = before};
                 if (exec->graph && sim_graph_add_graph(exec->graph, graph, &none, &all) && take_part(exec)) {
-                        measure(exec);
+                        measure_need(exec);
                         *ret_exec = exec;
                 } else {
                         if (exec->graph)
@@ -226,7 +226,7 @@ static bool same_memory(const struct sim_op *a, const struct sim_op *b)
 }
 
 /* What forbids that `now` replaces `was`; *ret_at: at which node. Both are copies for an executable graph. */
-static CUgraphExecUpdateResult compare(CUgraph was, CUgraph now, size_t *ret_at)
+static CUgraphExecUpdateResult compare_graphs(CUgraph was, CUgraph now, size_t *ret_at)
 {
         *ret_at = SIZE_MAX;
         if (was->count != now->count)
@@ -249,7 +249,7 @@ static CUgraphExecUpdateResult compare(CUgraph was, CUgraph now, size_t *ret_at)
 }
 
 /* A copy of graph takes the place of the executable graph's own. Allowed beside captures (measured, driver 580). */
-static CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
+static CUresult update_graph(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
 {
         struct sim_frontier none = {0}, all = {0};
         CUgraph now = NULL;
@@ -265,7 +265,7 @@ static CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultI
         if (rc == CUDA_SUCCESS && (!now || !sim_graph_add_graph(now, graph, &none, &all)))
                 rc = CUDA_ERROR_OUT_OF_MEMORY;
         if (rc == CUDA_SUCCESS) {
-                info->result = compare(exec->graph, now, &at);
+                info->result = compare_graphs(exec->graph, now, &at);
                 if (info->result != CU_GRAPH_EXEC_UPDATE_SUCCESS)
                         rc = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
         }
@@ -291,7 +291,7 @@ SIM_API cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_no
         CUresult rc;
 
         SIM_ENTER(cuGraphExecUpdate);
-        rc = update(exec, graph, &info);
+        rc = update_graph(exec, graph, &info);
         if (error_node)
                 *error_node = info.errorNode;
         if (result)
@@ -304,11 +304,11 @@ SIM_API cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateR
         CUgraphExecUpdateResultInfo unused;
 
         SIM_ENTER(cuGraphExecUpdate_v2);
-        return update(exec, graph, info ? info : &unused);
+        return update_graph(exec, graph, info ? info : &unused);
 }
 
 /* Lock held. */
-static void destroy(CUgraphExec exec)
+static void destroy_exec(CUgraphExec exec)
 {
         exec->magic = 0;
         drop_memory(exec);
@@ -328,13 +328,13 @@ static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_IN
                                  bool null_is_own)
 {
         CUstream stream = !params->hUploadStream && null_is_own ? CU_STREAM_PER_THREAD : params->hUploadStream;
-        CUresult rc = instantiate(exec, graph, params->flags);
+        CUresult rc = instantiate_graph(exec, graph, params->flags);
 
         if (rc == CUDA_SUCCESS && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) {
                 rc = with_exec(*exec, stream, false);
                 if (rc != CUDA_SUCCESS) {
                         sim_lock();
-                        destroy(*exec);
+                        destroy_exec(*exec);
                         sim_unlock();
                 }
         }
@@ -348,13 +348,13 @@ SIM_API cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *err
         (void)error_node;
         if (log && log_bytes)
                 *log = '\0';
-        return instantiate(exec, graph, 0);
+        return instantiate_graph(exec, graph, 0);
 }
 
 SIM_API cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
 {
         SIM_ENTER(cuGraphInstantiateWithFlags);
-        return instantiate(exec, graph, flags);
+        return instantiate_graph(exec, graph, flags);
 }
 
 SIM_API cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
@@ -386,7 +386,7 @@ SIM_API cuGraphExecDestroy(CUgraphExec exec)
                 sim_unlock();
                 return rc;
         }
-        destroy(exec);
+        destroy_exec(exec);
         sim_unlock();
         return CUDA_SUCCESS;
 }
@@ -402,7 +402,7 @@ static CUresult with_exec(CUgraphExec exec, CUstream handle, bool run)
         else
                 rc = sim_stream_resolve(handle, &s);
         if (rc == CUDA_SUCCESS && run)
-                rc = launch(exec, s);
+                rc = launch_graph(exec, s);
         else if (rc == CUDA_SUCCESS && !take_memory(exec))
                 rc = CUDA_ERROR_OUT_OF_MEMORY;
         sim_unlock();

@@ -61,7 +61,7 @@ static CUcontext context_of(CUgreenCtx green)
         return (CUcontext)(void *)green;
 }
 
-static CUresult check(CUgreenCtx green)
+static CUresult check_green(CUgreenCtx green)
 {
         CUresult rc = sim_context_check(context_of(green));
 
@@ -69,7 +69,7 @@ static CUresult check(CUgreenCtx green)
 }
 
 /* A green context that has ended, whose handle is used again; else a new one. Lock held; NULL: no memory. */
-static CUcontext ended(void)
+static CUcontext find_ended(void)
 {
         CUcontext ctx = greens;
 
@@ -97,7 +97,7 @@ SIM_API cuGreenCtxCreate(CUgreenCtx *ret_green, CUdevResourceDesc description, C
         if (rc != CUDA_SUCCESS)
                 return rc;
         sim_lock();
-        ctx = ended();
+        ctx = find_ended();
         if (ctx) {
                 primary->greens++;
                 ctx->device = device;
@@ -122,7 +122,7 @@ SIM_API cuGreenCtxDestroy(CUgreenCtx green)
 
         SIM_ENTER(cuGreenCtxDestroy);
         sim_lock();
-        rc = check(green);
+        rc = check_green(green);
         if (rc == CUDA_SUCCESS) {
                 ctx->live = false;
                 ctx->green_of->greens--;
@@ -142,7 +142,7 @@ SIM_API cuCtxFromGreenCtx(CUcontext *ret_ctx, CUgreenCtx green)
         if (!ret_ctx)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
-        rc = check(green);
+        rc = check_green(green);
         sim_unlock();
         if (rc == CUDA_SUCCESS)
                 *ret_ctx = context_of(green);
@@ -157,7 +157,7 @@ SIM_API cuGreenCtxStreamCreate(CUstream *ret_stream, CUgreenCtx green, unsigned 
         if (!ret_stream || flags != CU_STREAM_NON_BLOCKING)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
-        rc = check(green);
+        rc = check_green(green);
         if (rc == CUDA_SUCCESS) {
                 *ret_stream = sim_stream_make(context_of(green)->green_of, flags, priority);
                 rc = *ret_stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;

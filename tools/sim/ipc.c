@@ -96,7 +96,7 @@ SIM_API cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 }
 
 /* Finds what ctx, or (NULL) any context, opened by words, from an imported pool or (NULL) by legacy IPC. Lock held. */
-static struct opening *opened(CUcontext ctx, CUmemoryPool pool, const struct ipc_handle *words)
+static struct opening *find_opening(CUcontext ctx, CUmemoryPool pool, const struct ipc_handle *words)
 {
         struct opening *opening = openings;
 
@@ -160,7 +160,7 @@ static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle, uns
         sim_lock();
         rc = sim_current(&ctx);
         if (rc == CUDA_SUCCESS) {
-                opening = opened(NULL, NULL, &words);
+                opening = find_opening(NULL, NULL, &words);
                 if (opening && opening->ctx != ctx)
                         rc = CUDA_ERROR_INVALID_HANDLE; /* one context of a process may have it */
                 else if (!opening)
@@ -187,7 +187,7 @@ SIM_API cuIpcOpenMemHandle_v2(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned
 }
 
 /* Lock held. */
-static void drop(struct opening **at)
+static void drop_opening(struct opening **at)
 {
         struct opening *opening = *at;
         uintptr_t base = opening->range->base;
@@ -208,7 +208,7 @@ static bool close_at(CUdeviceptr dptr, bool of_pool)
         if (!*at)
                 return false;
         if (--(*at)->count == 0)
-                drop(at);
+                drop_opening(at);
         return true;
 }
 
@@ -216,7 +216,7 @@ void sim_ipc_close_context(CUcontext ctx)
 {
         for (struct opening **at = &openings; *at;)
                 if ((*at)->ctx == ctx && !(*at)->range->pool)
-                        drop(at);
+                        drop_opening(at);
                 else
                         at = &(*at)->next;
 }
@@ -305,7 +305,7 @@ SIM_API cuMemPoolImportPointer(CUdeviceptr *dptr, CUmemoryPool pool, CUmemPoolPt
         if (rc == CUDA_SUCCESS && (!sim_is_pool(pool) || !pool->imported))
                 rc = CUDA_ERROR_INVALID_VALUE;
         if (rc == CUDA_SUCCESS) {
-                opening = opened(ctx, pool, &words);
+                opening = find_opening(ctx, pool, &words);
                 if (!opening)
                         rc = open_first(ctx, &words, &opening);
         }

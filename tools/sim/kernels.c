@@ -12,7 +12,7 @@ struct sim_kernel {
 };
 
 /* Sleeps rather than spins: a busy device must not use the host's processors. */
-static void busy(uint64_t ns)
+static void keep_busy(uint64_t ns)
 {
         uint64_t until = sim_now_ns() + ns, now;
 
@@ -31,12 +31,12 @@ static void run_fill(const struct sim_access *access, const uint64_t *arg)
 static void run_spin(const struct sim_access *access, const uint64_t *arg)
 {
         (void)access;
-        busy(arg[0]);
+        keep_busy(arg[0]);
 }
 
 static void run_late_fill(const struct sim_access *access, const uint64_t *arg)
 {
-        busy(arg[3]);
+        keep_busy(arg[3]);
         run_fill(access, arg);
 }
 
@@ -58,7 +58,7 @@ static void run_await(const struct sim_access *access, const uint64_t *arg)
         uint64_t until = sim_now_ns() + arg[2], word;
 
         while (sim_touch_load(access, arg[0], sizeof(uint32_t), &word) && word < arg[1] && sim_now_ns() < until)
-                busy(100000);
+                keep_busy(100000);
 }
 
 static const struct sim_kernel kernels[] = {
@@ -98,7 +98,7 @@ void sim_kernel_run(const struct sim_op *op)
         op->u.launch.kernel->run(&access, op->u.launch.arg);
 }
 
-static CUresult load(void **ret_module, const void *image)
+static CUresult load_module(void **ret_module, const void *image)
 {
         CUcontext ctx;
         CUresult rc;
@@ -158,13 +158,13 @@ static const struct sim_kernel *kernel_of(const void *function)
 SIM_API cuModuleLoad(CUmodule *module, const char *path)
 {
         SIM_ENTER(cuModuleLoad);
-        return load((void **)module, path);
+        return load_module((void **)module, path);
 }
 
 SIM_API cuModuleLoadData(CUmodule *module, const void *image)
 {
         SIM_ENTER(cuModuleLoadData);
-        return load((void **)module, image);
+        return load_module((void **)module, image);
 }
 
 SIM_API cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, CUjit_option *options, void **values)
@@ -173,13 +173,13 @@ SIM_API cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, CUji
 
         SIM_ENTER(cuModuleLoadDataEx);
         rc = take_jit_options(n, options, values);
-        return rc == CUDA_SUCCESS ? load((void **)module, image) : rc;
+        return rc == CUDA_SUCCESS ? load_module((void **)module, image) : rc;
 }
 
 SIM_API cuModuleLoadFatBinary(CUmodule *module, const void *image)
 {
         SIM_ENTER(cuModuleLoadFatBinary);
-        return load((void **)module, image);
+        return load_module((void **)module, image);
 }
 
 SIM_API cuModuleUnload(CUmodule module)
@@ -223,7 +223,7 @@ static int charged_libraries; /* guarded by sim_lock() */
 /* If a context is current, the code is loaded into it at once. */
 static CUresult load_library(CUlibrary *library, const void *code)
 {
-        CUresult rc = load((void **)library, code);
+        CUresult rc = load_module((void **)library, code);
 
         if (rc == CUDA_ERROR_INVALID_CONTEXT) {
                 *library = (CUlibrary)(void *)&the_module;
@@ -408,8 +408,8 @@ static CUresult read_arguments(const struct sim_kernel *kernel, void **params, v
         return CUDA_SUCCESS;
 }
 
-static CUresult launch(CUfunction function, unsigned blocks, unsigned threads, bool programmatic, CUstream stream,
-                       void **params, void **extra)
+static CUresult launch_kernel(CUfunction function, unsigned blocks, unsigned threads, bool programmatic,
+                              CUstream stream, void **params, void **extra)
 {
         struct sim_op op = {.kind = SIM_OP_KERNEL,
                             .u.launch = {.kernel = kernel_of(function), .programmatic = programmatic}};
@@ -423,7 +423,7 @@ static CUresult launch(CUfunction function, unsigned blocks, unsigned threads, b
         return rc == CUDA_SUCCESS ? sim_submit(stream, &op, false) : rc;
 }
 
-static unsigned product(unsigned a, unsigned b, unsigned c)
+static unsigned product_of_three(unsigned a, unsigned b, unsigned c)
 {
         uint64_t n = (uint64_t)a * b;
 
@@ -438,7 +438,8 @@ SIM_PTSZ(cuLaunchKernel,
          (f, gx, gy, gz, bx, by, bz, shared, stream, params, extra))
 {
         (void)shared;
-        return launch(f, product(gx, gy, gz), product(bx, by, bz), false, stream, params, extra);
+        return launch_kernel(f, product_of_three(gx, gy, gz), product_of_three(bx, by, bz), false, stream, params,
+                             extra);
 }
 
 SIM_PTSZ(cuLaunchCooperativeKernel,
@@ -447,7 +448,8 @@ SIM_PTSZ(cuLaunchCooperativeKernel,
          (f, gx, gy, gz, bx, by, bz, shared, stream, params))
 {
         (void)shared;
-        return launch(f, product(gx, gy, gz), product(bx, by, bz), false, stream, params, NULL);
+        return launch_kernel(f, product_of_three(gx, gy, gz), product_of_three(bx, by, bz), false, stream, params,
+                             NULL);
 }
 
 /* The stream is in the configuration, so the twins cannot share SIM_PTSZ. */
@@ -467,9 +469,9 @@ static CUresult launch_config(const CUlaunchConfig *config, CUfunction f, void *
                     (!attribute->value.clusterDim.x || config->gridDimX % attribute->value.clusterDim.x))
                         return CUDA_ERROR_INVALID_CLUSTER_SIZE;
         }
-        return launch(f, product(config->gridDimX, config->gridDimY, config->gridDimZ),
-                      product(config->blockDimX, config->blockDimY, config->blockDimZ), programmatic,
-                      config->hStream ? config->hStream : fallback, params, extra);
+        return launch_kernel(f, product_of_three(config->gridDimX, config->gridDimY, config->gridDimZ),
+                             product_of_three(config->blockDimX, config->blockDimY, config->blockDimZ), programmatic,
+                             config->hStream ? config->hStream : fallback, params, extra);
 }
 
 SIM_API cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra)

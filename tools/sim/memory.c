@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static CUresult allocate(CUdeviceptr *dptr, size_t bytes)
+static CUresult allocate_memory(CUdeviceptr *dptr, size_t bytes)
 {
         struct sim_alloc *alloc;
         CUcontext ctx;
@@ -38,7 +38,7 @@ static CUresult allocate(CUdeviceptr *dptr, size_t bytes)
 SIM_API cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes)
 {
         SIM_ENTER(cuMemAlloc_v2);
-        return allocate(dptr, bytes);
+        return allocate_memory(dptr, bytes);
 }
 
 SIM_API cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *ret_pitch, size_t width, size_t height, unsigned element)
@@ -55,7 +55,7 @@ SIM_API cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *ret_pitch, size_t width, s
         pitch = (width + step - 1) / step * step;
         if (height > SIZE_MAX / pitch)
                 return CUDA_ERROR_OUT_OF_MEMORY;
-        rc = allocate(dptr, pitch * height);
+        rc = allocate_memory(dptr, pitch * height);
         if (rc == CUDA_SUCCESS)
                 *ret_pitch = pitch;
         return rc;

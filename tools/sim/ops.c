@@ -55,7 +55,7 @@ static void run_fill(const struct sim_op *op)
         }
 }
 
-static bool satisfied(uint64_t seen, uint64_t wanted, unsigned flags, unsigned bytes)
+static bool is_satisfied(uint64_t seen, uint64_t wanted, unsigned flags, unsigned bytes)
 {
         switch (flags & 3) {
         case CU_STREAM_WAIT_VALUE_GEQ:
@@ -76,7 +76,7 @@ static void run_wait_value(const struct sim_op *op)
         uint64_t seen;
 
         while (sim_touch_load(&access, op->u.value.addr, op->u.value.bytes, &seen) &&
-               !satisfied(seen, op->u.value.value, op->u.value.flags, op->u.value.bytes))
+               !is_satisfied(seen, op->u.value.value, op->u.value.flags, op->u.value.bytes))
                 nanosleep(&pause, NULL);
 }
 

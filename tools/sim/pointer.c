@@ -40,7 +40,8 @@ SIM_API cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr dp
 }
 
 /* Writes the answer for alloc; NULL: that for a pointer that the driver does not know. Memory lock held. */
-static CUresult answer(void *out, CUpointer_attribute attribute, const struct sim_alloc *alloc, CUdeviceptr dptr)
+static CUresult answer_attribute(void *out, CUpointer_attribute attribute, const struct sim_alloc *alloc,
+                                 CUdeviceptr dptr)
 {
         bool host = alloc && (alloc->kind == SIM_ALLOC_HOST || alloc->kind == SIM_ALLOC_REGISTERED);
         bool managed = alloc && alloc->kind == SIM_ALLOC_MANAGED;
@@ -119,7 +120,7 @@ SIM_API cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevice
         sim_memory_lock();
         alloc = known_at(dptr);
         if (alloc)
-                rc = answer(out, attribute, alloc, dptr);
+                rc = answer_attribute(out, attribute, alloc, dptr);
         sim_memory_unlock();
         return rc;
 }
@@ -135,7 +136,7 @@ SIM_API cuPointerGetAttributes(unsigned n, CUpointer_attribute *attributes, void
         sim_memory_lock();
         alloc = known_at(dptr);
         for (unsigned i = 0; i < n && rc == CUDA_SUCCESS; i++) {
-                rc = answer(out[i], attributes[i], alloc, dptr);
+                rc = answer_attribute(out[i], attributes[i], alloc, dptr);
                 /* In a query for several attributes, one that the pointer does not have is 0 and no error. */
                 if (rc == CUDA_ERROR_INVALID_VALUE)
                         rc = CUDA_SUCCESS;

@@ -49,7 +49,7 @@ bool sim_is_pool(CUmemoryPool pool)
         return pool && pool->magic == MAGIC_POOL && !pool->destroyed;
 }
 
-static size_t reserved(CUmemoryPool pool)
+static size_t reserved_bytes(CUmemoryPool pool)
 {
         size_t bytes;
 
@@ -65,7 +65,7 @@ static size_t whole_pages(size_t bytes)
 }
 
 /* New memory for the pool; NULL where there is none. */
-static struct sim_alloc *grow(CUmemoryPool pool, size_t bytes)
+static struct sim_alloc *grow_pool(CUmemoryPool pool, size_t bytes)
 {
         struct sim_alloc *alloc;
         void *at;
@@ -112,9 +112,9 @@ static void give_back(struct sim_alloc *alloc)
 /*
  * Gives cached memory whose free was waited for back to the device, oldest first, while the pool holds more than keep.
  */
-static void trim(CUmemoryPool pool, size_t keep)
+static void trim_pool(CUmemoryPool pool, size_t keep)
 {
-        while (reserved(pool) > keep) {
+        while (reserved_bytes(pool) > keep) {
                 struct sim_alloc **oldest = NULL, *alloc;
 
                 for (struct sim_alloc **at = &pool->cache; *at; at = &(*at)->next_cached) {
@@ -136,7 +136,7 @@ void sim_pool_synchronized(CUcontext ctx, unsigned long long stream)
                 for (struct sim_alloc *alloc = pool->cache; alloc; alloc = alloc->next_cached)
                         alloc->waited |= alloc->freed && alloc->freed->done &&
                                          (stream ? alloc->freed_in == stream : ctx && alloc->freed_ctx == ctx->id);
-                trim(pool, pool->destroyed ? 0 : pool->threshold);
+                trim_pool(pool, pool->destroyed ? 0 : pool->threshold);
         }
 }
 
@@ -236,13 +236,13 @@ static CUresult pool_alloc(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, C
                 return CUDA_ERROR_OUT_OF_MEMORY;
         alloc = from_cache(pool, bytes, stream);
         if (!alloc)
-                alloc = grow(pool, bytes);
+                alloc = grow_pool(pool, bytes);
         if (!alloc && !pool->host) {
                 for (CUmemoryPool p = pools; p; p = p->next) {
                         if (p->device == pool->device)
-                                trim(p, 0);
+                                trim_pool(p, 0);
                 }
-                alloc = grow(pool, bytes);
+                alloc = grow_pool(pool, bytes);
         }
         if (!alloc)
                 return CUDA_ERROR_OUT_OF_MEMORY;
@@ -358,12 +358,12 @@ static bool is_place(const CUmemLocation *location, CUmemAllocationType type)
 }
 
 /* The handle of a destroyed pool without memory is the next one's. Lock held. NULL: there is none. */
-static CUmemoryPool vacant(void)
+static CUmemoryPool find_vacant(void)
 {
         for (CUmemoryPool *at = &pools; *at; at = &(*at)->next) {
                 CUmemoryPool pool = *at;
 
-                if (pool->destroyed && reserved(pool) == 0) {
+                if (pool->destroyed && reserved_bytes(pool) == 0) {
                         *at = pool->next;
                         memset(pool, 0, sizeof *pool);
                         return pool;
@@ -391,7 +391,7 @@ SIM_API cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *props)
         if (rc != CUDA_SUCCESS)
                 return rc;
         sim_lock();
-        pool = vacant();
+        pool = find_vacant();
         if (!pool)
                 pool = calloc(1, sizeof *pool);
         if (!pool) {
@@ -442,7 +442,7 @@ SIM_API cuMemPoolDestroy(CUmemoryPool pool)
                 pool->destroyed = true;
                 if (current_pools[pool->device] == pool)
                         current_pools[pool->device] = &default_pools[pool->device];
-                trim(pool, 0);
+                trim_pool(pool, 0);
         }
 out:
         sim_unlock();
@@ -459,7 +459,7 @@ SIM_API cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
         if (rc == CUDA_SUCCESS && !sim_is_pool(pool))
                 rc = CUDA_ERROR_INVALID_VALUE;
         if (rc == CUDA_SUCCESS)
-                trim(pool, keep);
+                trim_pool(pool, keep);
         sim_unlock();
         return rc;
 }
@@ -489,7 +489,7 @@ SIM_API cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, 
                 *(cuuint64_t *)value = pool->threshold;
                 break;
         case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
-                *(cuuint64_t *)value = reserved(pool);
+                *(cuuint64_t *)value = reserved_bytes(pool);
                 break;
         case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
                 sim_memory_lock();

@@ -5,7 +5,7 @@
  * The per-thread variants of the synchronous calls use the thread's own stream: they make the driver's asynchronous
  * call and wait for it.
  */
-static cudaError_t copy(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind)
+static cudaError_t copy_memory(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind)
 {
         cudaError_t rc = rt_enter();
 
@@ -50,7 +50,7 @@ RT_PTSZ(cudaMemcpyAsync, (void *dst, const void *src, size_t bytes, enum cudaMem
 
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind)
 {
-        return copy(dst, src, bytes, kind);
+        return copy_memory(dst, src, bytes, kind);
 }
 
 RT_EXPORT cudaError_t cudaMemcpy_ptds(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind);
@@ -80,8 +80,8 @@ cudaError_t cudaMemcpyPeerAsync(void *dst, int to, const void *src, int from, si
 }
 
 /* kind says which side is host memory; with cudaMemcpyDefault the driver decides by the address. */
-static CUDA_MEMCPY2D box(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
-                         enum cudaMemcpyKind kind)
+static CUDA_MEMCPY2D describe_box(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width,
+                                  size_t height, enum cudaMemcpyKind kind)
 {
         CUDA_MEMCPY2D c = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
                            .srcDevice = RT_DPTR(src),
@@ -104,7 +104,7 @@ static CUDA_MEMCPY2D box(void *dst, size_t dst_pitch, const void *src, size_t sr
 cudaError_t cudaMemcpy2D(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
                          enum cudaMemcpyKind kind)
 {
-        CUDA_MEMCPY2D c = box(dst, dst_pitch, src, src_pitch, width, height, kind);
+        CUDA_MEMCPY2D c = describe_box(dst, dst_pitch, src, src_pitch, width, height, kind);
 
         RT(cuMemcpy2DUnaligned(&c));
 }
@@ -114,7 +114,7 @@ RT_PTSZ(cudaMemcpy2DAsync,
          enum cudaMemcpyKind kind, cudaStream_t stream),
         (dst, dst_pitch, src, src_pitch, width, height, kind, stream))
 {
-        CUDA_MEMCPY2D c = box(dst, dst_pitch, src, src_pitch, width, height, kind);
+        CUDA_MEMCPY2D c = describe_box(dst, dst_pitch, src, src_pitch, width, height, kind);
 
         RT(cuMemcpy2DAsync(&c, stream));
 }

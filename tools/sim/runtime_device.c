@@ -13,7 +13,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
         RT_EARLY(cuDeviceGetAttribute(value, (CUdevice_attribute)attribute, device));
 }
 
-static int attribute(CUdevice_attribute which, int device)
+static int get_attribute(CUdevice_attribute which, int device)
 {
         int value = 0;
 
@@ -35,36 +35,36 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
                 return rc;
         rt_driver.cuDeviceGetUuid((CUuuid *)&p->uuid, device);
         rt_driver.cuDeviceTotalMem(&p->totalGlobalMem, device);
-        p->major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
-        p->minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
-        p->multiProcessorCount = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
-        p->warpSize = attribute(CU_DEVICE_ATTRIBUTE_WARP_SIZE, device);
-        p->maxThreadsPerBlock = attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, device);
-        p->maxThreadsPerMultiProcessor = attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device);
-        p->maxBlocksPerMultiProcessor = attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, device);
-        p->maxThreadsDim[0] = attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, device);
-        p->maxThreadsDim[1] = attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, device);
-        p->maxThreadsDim[2] = attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, device);
-        p->maxGridSize[0] = attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, device);
-        p->maxGridSize[1] = attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, device);
-        p->maxGridSize[2] = attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, device);
-        p->sharedMemPerBlock = (size_t)attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, device);
-        p->regsPerBlock = attribute(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, device);
-        p->totalConstMem = (size_t)attribute(CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, device);
-        p->textureAlignment = (size_t)attribute(CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, device);
-        p->memPitch = (size_t)attribute(CU_DEVICE_ATTRIBUTE_MAX_PITCH, device);
-        p->l2CacheSize = attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, device);
-        p->memoryBusWidth = attribute(CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, device);
-        p->unifiedAddressing = attribute(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, device);
-        p->managedMemory = attribute(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, device);
-        p->concurrentManagedAccess = attribute(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, device);
-        p->concurrentKernels = attribute(CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, device);
-        p->canMapHostMemory = attribute(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, device);
-        p->asyncEngineCount = attribute(CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, device);
-        p->streamPrioritiesSupported = attribute(CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, device);
-        p->memoryPoolsSupported = attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, device);
-        p->cooperativeLaunch = attribute(CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, device);
-        p->pciBusID = attribute(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, device);
+        p->major = get_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
+        p->minor = get_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
+        p->multiProcessorCount = get_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+        p->warpSize = get_attribute(CU_DEVICE_ATTRIBUTE_WARP_SIZE, device);
+        p->maxThreadsPerBlock = get_attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, device);
+        p->maxThreadsPerMultiProcessor = get_attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device);
+        p->maxBlocksPerMultiProcessor = get_attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, device);
+        p->maxThreadsDim[0] = get_attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, device);
+        p->maxThreadsDim[1] = get_attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, device);
+        p->maxThreadsDim[2] = get_attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, device);
+        p->maxGridSize[0] = get_attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, device);
+        p->maxGridSize[1] = get_attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, device);
+        p->maxGridSize[2] = get_attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, device);
+        p->sharedMemPerBlock = (size_t)get_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, device);
+        p->regsPerBlock = get_attribute(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, device);
+        p->totalConstMem = (size_t)get_attribute(CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, device);
+        p->textureAlignment = (size_t)get_attribute(CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, device);
+        p->memPitch = (size_t)get_attribute(CU_DEVICE_ATTRIBUTE_MAX_PITCH, device);
+        p->l2CacheSize = get_attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, device);
+        p->memoryBusWidth = get_attribute(CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, device);
+        p->unifiedAddressing = get_attribute(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, device);
+        p->managedMemory = get_attribute(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, device);
+        p->concurrentManagedAccess = get_attribute(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, device);
+        p->concurrentKernels = get_attribute(CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, device);
+        p->canMapHostMemory = get_attribute(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, device);
+        p->asyncEngineCount = get_attribute(CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, device);
+        p->streamPrioritiesSupported = get_attribute(CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, device);
+        p->memoryPoolsSupported = get_attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, device);
+        p->cooperativeLaunch = get_attribute(CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, device);
+        p->pciBusID = get_attribute(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, device);
         return cudaSuccess;
 }
 

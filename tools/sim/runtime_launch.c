@@ -168,7 +168,7 @@ static struct function *find_function(const void *host)
 }
 
 /* The driver's kernel, loading its image at the first use. */
-static cudaError_t resolve(const void *host, CUkernel *ret_kernel)
+static cudaError_t resolve_kernel(const void *host, CUkernel *ret_kernel)
 {
         struct function *f;
         cudaError_t rc = rt_enter();
@@ -221,7 +221,7 @@ RT_PTSZ(cudaLaunchKernel, (const void *host, dim3 grid, dim3 block, void **args,
         (host, grid, block, args, shared, stream))
 {
         CUkernel kernel;
-        cudaError_t rc = resolve(host, &kernel);
+        cudaError_t rc = resolve_kernel(host, &kernel);
 
         if (rc != cudaSuccess)
                 return rc;
@@ -246,7 +246,7 @@ RT_PTSZ(cudaLaunchCooperativeKernel,
         (host, grid, block, args, shared, stream))
 {
         CUkernel kernel;
-        cudaError_t rc = resolve(host, &kernel);
+        cudaError_t rc = resolve_kernel(host, &kernel);
 
         if (rc != cudaSuccess)
                 return rc;
@@ -258,7 +258,7 @@ RT_PTSZ(cudaLaunchCooperativeKernel,
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *host)
 {
         CUkernel kernel;
-        cudaError_t rc = resolve(host, &kernel);
+        cudaError_t rc = resolve_kernel(host, &kernel);
 
         if (rc != cudaSuccess)
                 return rc;
@@ -271,7 +271,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
                                                                    size_t shared, unsigned flags)
 {
         CUkernel kernel;
-        cudaError_t rc = resolve(host, &kernel);
+        cudaError_t rc = resolve_kernel(host, &kernel);
 
         if (rc != cudaSuccess)
                 return rc;

@@ -32,7 +32,7 @@ static const struct {
 #undef RT_DRIVER
 };
 
-static void load(void)
+static void load_driver(void)
 {
         PFN_cuGetProcAddress_v12000 look_up = NULL, first;
         PFN_cuInit_v2000 init = NULL;
@@ -77,7 +77,7 @@ cudaError_t rt_result(CUresult rc)
 
 cudaError_t rt_load(void)
 {
-        pthread_once(&load_once, load);
+        pthread_once(&load_once, load_driver);
         return rt_failed(load_rc);
 }
 

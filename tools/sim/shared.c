@@ -25,7 +25,7 @@ struct account {
 
 static struct account *accounts, *own;
 
-static bool gone(uint64_t owner)
+static bool is_gone(uint64_t owner)
 {
         uint64_t start;
         enum gr_process_state state = gr_platform_process_state((uint32_t)(owner >> 32), &start);
@@ -33,17 +33,17 @@ static bool gone(uint64_t owner)
         return state == GR_PROCESS_GONE || (state != GR_PROCESS_UNKNOWN && (uint32_t)start != (uint32_t)owner);
 }
 
-static void sweep(void)
+static void sweep_accounts(void)
 {
         for (size_t i = 0; i < ACCOUNTS; i++) {
                 uint64_t owner = atomic_load(&accounts[i].owner);
 
-                if (owner && gone(owner))
+                if (owner && is_gone(owner))
                         atomic_compare_exchange_strong(&accounts[i].owner, &owner, 0);
         }
 }
 
-static bool claim(uint64_t token)
+static bool claim_account(uint64_t token)
 {
         for (size_t i = 0; i < ACCOUNTS; i++) {
                 uint64_t none = 0;
@@ -69,13 +69,13 @@ void sim_shared_setup(const char *path)
         close(fd);
         if (accounts == MAP_FAILED)
                 abort();
-        sweep();
-        if (!claim((uint64_t)self.pid << 32 | (uint32_t)self.start_ticks))
+        sweep_accounts();
+        if (!claim_account((uint64_t)self.pid << 32 | (uint32_t)self.start_ticks))
                 abort();
 }
 
 /* gpu: the number in the file, which CUDA_VISIBLE_DEVICES does not change. */
-static uint64_t sum(int gpu)
+static uint64_t sum_pages(int gpu)
 {
         uint64_t pages = 0;
 
@@ -93,11 +93,11 @@ bool sim_shared_take(int device, size_t pages, size_t limit)
                 return true;
         for (int i = 0; i < TRIES; i++) {
                 atomic_fetch_add(&own->pages[gpu], pages);
-                if (sum(gpu) <= limit)
+                if (sum_pages(gpu) <= limit)
                         return true;
                 atomic_fetch_sub(&own->pages[gpu], pages);
-                sweep();
-                if (sum(gpu) + pages > limit)
+                sweep_accounts();
+                if (sum_pages(gpu) + pages > limit)
                         return false;
                 /* Two processes may have refused each other: try again after a back-off of different length. */
                 usleep(PAUSE_US * (1 + (unsigned)getpid() % 7));
@@ -119,12 +119,12 @@ size_t sim_shared_free(int device, size_t limit, size_t own_free)
 
         if (!own)
                 return own_free;
-        sweep();
-        used = sum(gpu);
+        sweep_accounts();
+        used = sum_pages(gpu);
         return used < limit ? limit - used : 0;
 }
 
-static uint64_t hashed(uint64_t hash, const void *data, size_t bytes)
+static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
 {
         for (size_t i = 0; i < bytes; i++)
                 hash = (hash ^ ((const unsigned char *)data)[i]) * UINT64_C(0x100000001b3);
@@ -137,10 +137,10 @@ uint64_t sim_shared_gpu(const char *path)
         struct gr_identity self = {.pid = (uint32_t)getpid()};
 
         if (path)
-                return hashed(hash, path, strlen(path));
+                return hash_bytes(hash, path, strlen(path));
         gr_platform_identity(&self);
         /* Field by field, as padding bytes have no defined value. */
-        hash = hashed(hash, &self.pid, sizeof self.pid);
-        hash = hashed(hash, &self.start_ticks, sizeof self.start_ticks);
-        return hashed(hash, &self.pid_namespace, sizeof self.pid_namespace);
+        hash = hash_bytes(hash, &self.pid, sizeof self.pid);
+        hash = hash_bytes(hash, &self.start_ticks, sizeof self.start_ticks);
+        return hash_bytes(hash, &self.pid_namespace, sizeof self.pid_namespace);
 }

@@ -123,7 +123,7 @@ CUresult sim_stream_resolve(CUstream handle, CUstream *ret_stream)
         return sim_context_check(handle->green ? handle->green : handle->ctx);
 }
 
-static bool blocking(CUstream s)
+static bool is_blocking(CUstream s)
 {
         return !(s->flags & CU_STREAM_NON_BLOCKING);
 }
@@ -140,10 +140,10 @@ struct sim_node *sim_stream_node(CUstream stream, const struct sim_op *op)
         if (stream == ctx->legacy) {
                 sim_node_after(node, ctx->orphans[0]);
                 for (CUstream s = ctx->streams; s; s = s->next) {
-                        if (blocking(s))
+                        if (is_blocking(s))
                                 sim_node_after(node, s->last);
                 }
-        } else if (blocking(stream)) {
+        } else if (is_blocking(stream)) {
                 sim_node_after(node, ctx->legacy->last);
         }
         return node;
@@ -200,7 +200,7 @@ CUresult sim_submit(CUstream handle, struct sim_op *op, bool wait)
         return rc;
 }
 
-static CUresult create(CUstream *ret_stream, unsigned flags, int priority)
+static CUresult create_stream(CUstream *ret_stream, unsigned flags, int priority)
 {
         CUcontext ctx, green;
         CUresult rc;
@@ -223,13 +223,13 @@ static CUresult create(CUstream *ret_stream, unsigned flags, int priority)
 SIM_API cuStreamCreate(CUstream *stream, unsigned flags)
 {
         SIM_ENTER(cuStreamCreate);
-        return create(stream, flags, 0);
+        return create_stream(stream, flags, 0);
 }
 
 SIM_API cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
 {
         SIM_ENTER(cuStreamCreateWithPriority);
-        return create(stream, flags, priority);
+        return create_stream(stream, flags, priority);
 }
 
 SIM_API cuStreamDestroy_v2(CUstream stream)
@@ -256,7 +256,7 @@ static bool is_idle(CUstream stream)
         bool idle = !stream->last || stream->last->done;
 
         for (CUstream s = stream->ctx->streams; s && idle && stream == stream->ctx->legacy; s = s->next)
-                idle = !blocking(s) || !s->last || s->last->done;
+                idle = !is_blocking(s) || !s->last || s->last->done;
         return idle;
 }
 
@@ -302,7 +302,7 @@ SIM_PTSZ(cuStreamSynchronize, (CUstream stream), (stream))
 }
 
 /* The beginning of every call that only reads from a stream. Lock held on success. */
-static CUresult inspect(CUstream handle, const void *out, CUstream *ret_stream)
+static CUresult inspect_stream(CUstream handle, const void *out, CUstream *ret_stream)
 {
         CUresult rc;
 
@@ -318,7 +318,7 @@ static CUresult inspect(CUstream handle, const void *out, CUstream *ret_stream)
 SIM_PTSZ(cuStreamGetCtx, (CUstream stream, CUcontext *ctx), (stream, ctx))
 {
         CUstream s;
-        CUresult rc = inspect(stream, ctx, &s);
+        CUresult rc = inspect_stream(stream, ctx, &s);
 
         if (rc == CUDA_SUCCESS) {
                 *ctx = s->green ? s->green : s->ctx;
@@ -330,7 +330,7 @@ SIM_PTSZ(cuStreamGetCtx, (CUstream stream, CUcontext *ctx), (stream, ctx))
 SIM_PTSZ(cuStreamGetFlags, (CUstream stream, unsigned *flags), (stream, flags))
 {
         CUstream s;
-        CUresult rc = inspect(stream, flags, &s);
+        CUresult rc = inspect_stream(stream, flags, &s);
 
         if (rc == CUDA_SUCCESS) {
                 *flags = s->flags & ~PER_THREAD;
@@ -342,7 +342,7 @@ SIM_PTSZ(cuStreamGetFlags, (CUstream stream, unsigned *flags), (stream, flags))
 SIM_PTSZ(cuStreamGetPriority, (CUstream stream, int *priority), (stream, priority))
 {
         CUstream s;
-        CUresult rc = inspect(stream, priority, &s);
+        CUresult rc = inspect_stream(stream, priority, &s);
 
         if (rc == CUDA_SUCCESS) {
                 *priority = s->priority;
@@ -354,7 +354,7 @@ SIM_PTSZ(cuStreamGetPriority, (CUstream stream, int *priority), (stream, priorit
 SIM_PTSZ(cuStreamGetId, (CUstream stream, unsigned long long *id), (stream, id))
 {
         CUstream s;
-        CUresult rc = inspect(stream, id, &s);
+        CUresult rc = inspect_stream(stream, id, &s);
 
         if (rc == CUDA_SUCCESS) {
                 *id = s->id;
@@ -366,7 +366,7 @@ SIM_PTSZ(cuStreamGetId, (CUstream stream, unsigned long long *id), (stream, id))
 SIM_PTSZ(cuStreamGetDevice, (CUstream stream, CUdevice *device), (stream, device))
 {
         CUstream s;
-        CUresult rc = inspect(stream, device, &s);
+        CUresult rc = inspect_stream(stream, device, &s);
 
         if (rc == CUDA_SUCCESS) {
                 *device = s->ctx->device;

@@ -9,7 +9,7 @@
 #define CHUNK_BYTES ((size_t)256 << 10)
 
 /* Whether the operation may access [address, address + bytes) now; if not, *ret_why. Memory lock held. */
-static bool allowed(const struct sim_access *access, uintptr_t address, size_t bytes, const char **ret_why)
+static bool is_allowed(const struct sim_access *access, uintptr_t address, size_t bytes, const char **ret_why)
 {
         const struct sim_alloc *alloc = sim_find_locked(address);
 
@@ -26,7 +26,7 @@ static bool allowed(const struct sim_access *access, uintptr_t address, size_t b
 
                 /* Mappings may continue each other; any other allocation must not be passed. */
                 if (alloc->kind == SIM_ALLOC_MAPPED)
-                        return allowed(access, address + here, bytes - here, ret_why);
+                        return is_allowed(access, address + here, bytes - here, ret_why);
                 *ret_why = "past the end of the allocation";
                 return false;
         }
@@ -39,17 +39,17 @@ static bool allowed(const struct sim_access *access, uintptr_t address, size_t b
         return true;
 }
 
-static bool check(const struct sim_access *access, uintptr_t address, size_t bytes)
+static bool check_access(const struct sim_access *access, uintptr_t address, size_t bytes)
 {
         const char *why = NULL;
 
-        if (allowed(access, address, bytes, &why))
+        if (is_allowed(access, address, bytes, &why))
                 return true;
         sim_misuse("%s touches %zu bytes at %#zx: %s", sim_op_name(access->op), bytes, (size_t)address, why);
         return false;
 }
 
-static size_t chunk(size_t left, size_t step)
+static size_t chunk_bytes(size_t left, size_t step)
 {
         size_t most = CHUNK_BYTES / step * step;
 
@@ -62,10 +62,10 @@ bool sim_touch_fill(const struct sim_access *access, uintptr_t dst, size_t count
         bool ok = true;
 
         while (left && ok) {
-                size_t bytes = chunk(left, element);
+                size_t bytes = chunk_bytes(left, element);
 
                 sim_memory_lock();
-                ok = check(access, dst, bytes);
+                ok = check_access(access, dst, bytes);
                 for (size_t i = 0; ok && i < bytes; i += element)
                         memcpy((void *)(dst + i), &value, element); /* little-endian: the low bytes are the element */
                 sim_memory_unlock();
@@ -80,10 +80,10 @@ bool sim_touch_copy(const struct sim_access *access, uintptr_t dst, uintptr_t sr
         bool ok = true;
 
         while (left && ok) {
-                size_t bytes = chunk(left, 1);
+                size_t bytes = chunk_bytes(left, 1);
 
                 sim_memory_lock();
-                ok = check(access, src, bytes) && check(access, dst, bytes);
+                ok = check_access(access, src, bytes) && check_access(access, dst, bytes);
                 if (ok)
                         memmove((void *)dst, (const void *)src, bytes);
                 sim_memory_unlock();
@@ -102,10 +102,10 @@ bool sim_touch_count_diff(const struct sim_access *access, uintptr_t src, uint32
         bool ok = true;
 
         while (left && ok) {
-                size_t bytes = chunk(left, sizeof value);
+                size_t bytes = chunk_bytes(left, sizeof value);
 
                 sim_memory_lock();
-                ok = check(access, src, bytes);
+                ok = check_access(access, src, bytes);
                 for (size_t i = 0; ok && i < bytes; i += sizeof value)
                         differing += memcmp((const void *)(src + i), &value, sizeof value) != 0;
                 sim_memory_unlock();
@@ -122,7 +122,7 @@ bool sim_touch_add(const struct sim_access *access, uintptr_t dst, uint32_t add)
         bool ok;
 
         sim_memory_lock();
-        ok = check(access, dst, sizeof sum);
+        ok = check_access(access, dst, sizeof sum);
         if (ok) {
                 memcpy(&sum, (const void *)dst, sizeof sum);
                 sum += add;
@@ -138,7 +138,7 @@ bool sim_touch_load(const struct sim_access *access, uintptr_t src, unsigned byt
 
         *ret_value = 0;
         sim_memory_lock();
-        ok = check(access, src, bytes);
+        ok = check_access(access, src, bytes);
         if (ok)
                 memcpy(ret_value, (const void *)src, bytes);
         sim_memory_unlock();
@@ -150,7 +150,7 @@ bool sim_touch_store(const struct sim_access *access, uintptr_t dst, unsigned by
         bool ok;
 
         sim_memory_lock();
-        ok = check(access, dst, bytes);
+        ok = check_access(access, dst, bytes);
         if (ok)
                 memcpy((void *)dst, &value, bytes);
         sim_memory_unlock();

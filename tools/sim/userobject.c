@@ -31,7 +31,7 @@ static bool is_count(unsigned count)
         return count > 0 && count <= INT_MAX;
 }
 
-static void drop(CUuserObject object, size_t count)
+static void drop_references(CUuserObject object, size_t count)
 {
         object->refs -= count;
         if (object->refs)
@@ -67,7 +67,7 @@ void sim_objects_end(CUuserObject all)
         }
 }
 
-static struct sim_hold *find(struct sim_holds *holds, CUuserObject object)
+static struct sim_hold *find_hold(struct sim_holds *holds, CUuserObject object)
 {
         for (size_t i = 0; i < holds->count; i++)
                 if (holds->hold[i].object == object)
@@ -76,9 +76,9 @@ static struct sim_hold *find(struct sim_holds *holds, CUuserObject object)
 }
 
 /* Notes that holds owns count references more; the caller counts them in the object. */
-static bool add(struct sim_holds *holds, CUuserObject object, size_t count)
+static bool add_references(struct sim_holds *holds, CUuserObject object, size_t count)
 {
-        struct sim_hold *hold = find(holds, object);
+        struct sim_hold *hold = find_hold(holds, object);
 
         if (!hold) {
                 hold = realloc(holds->hold, (holds->count + 1) * sizeof *hold);
@@ -95,7 +95,7 @@ static bool add(struct sim_holds *holds, CUuserObject object, size_t count)
 bool sim_holds_add(struct sim_holds *holds, const struct sim_holds *from)
 {
         for (size_t i = 0; i < from->count; i++) {
-                if (!add(holds, from->hold[i].object, from->hold[i].count))
+                if (!add_references(holds, from->hold[i].object, from->hold[i].count))
                         return false;
                 from->hold[i].object->refs += from->hold[i].count;
         }
@@ -105,7 +105,7 @@ bool sim_holds_add(struct sim_holds *holds, const struct sim_holds *from)
 void sim_holds_drop(struct sim_holds *holds)
 {
         for (size_t i = 0; i < holds->count; i++)
-                drop(holds->hold[i].object, holds->hold[i].count);
+                drop_references(holds->hold[i].object, holds->hold[i].count);
         free(holds->hold);
         *holds = (struct sim_holds){0};
 }
@@ -149,7 +149,7 @@ SIM_API cuUserObjectRetain(CUuserObject object, unsigned count)
 }
 
 /* Takes count of the program's own references away. Lock held. */
-static bool disown(CUuserObject object, unsigned count)
+static bool disown_references(CUuserObject object, unsigned count)
 {
         if (object->own < count) {
                 sim_misuse("more references of a user object are given away than the program has");
@@ -165,8 +165,8 @@ SIM_API cuUserObjectRelease(CUuserObject object, unsigned count)
 
         SIM_ENTER(cuUserObjectRelease);
         sim_lock();
-        if (is_object(object) && is_count(count) && disown(object, count)) {
-                drop(object, count);
+        if (is_object(object) && is_count(count) && disown_references(object, count)) {
+                drop_references(object, count);
                 rc = CUDA_SUCCESS;
         }
         sim_unlock();
@@ -184,9 +184,9 @@ SIM_API cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned cou
         sim_lock();
         if (!sim_is_graph(graph) || !is_object(object))
                 rc = CUDA_ERROR_INVALID_VALUE;
-        else if (flags && !disown(object, count))
+        else if (flags && !disown_references(object, count))
                 rc = CUDA_ERROR_INVALID_VALUE;
-        else if (!add(&graph->holds, object, count))
+        else if (!add_references(&graph->holds, object, count))
                 rc = CUDA_ERROR_OUT_OF_MEMORY;
         if (rc == CUDA_SUCCESS && !flags)
                 object->refs += count;
@@ -203,7 +203,7 @@ SIM_API cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned co
         SIM_ENTER(cuGraphReleaseUserObject);
         sim_lock();
         if (sim_is_graph(graph) && is_object(object) && is_count(count)) {
-                hold = find(&graph->holds, object);
+                hold = find_hold(&graph->holds, object);
                 if (hold && hold->count < count)
                         hold = NULL;
                 if (!hold)
@@ -213,7 +213,7 @@ SIM_API cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned co
                 hold->count -= count;
                 if (!hold->count)
                         *hold = graph->holds.hold[--graph->holds.count];
-                drop(object, count);
+                drop_references(object, count);
         }
         sim_unlock();
         return hold ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

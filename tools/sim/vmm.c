@@ -254,7 +254,7 @@ void sim_vmm_begin(void)
 }
 
 /* Gives the memory its place in the common file. Lock held. */
-static bool back(struct created *memory)
+static bool back_memory(struct created *memory)
 {
         memory->offset = next_offset;
         if (file < 0 || ftruncate(file, next_offset + (off_t)memory->bytes) != 0)
@@ -277,7 +277,7 @@ SIM_API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CU
                 return rc;
         sim_lock();
         memory = new_handle(prop, bytes);
-        if (!memory || !back(memory) || (on_device(prop) && !sim_heap_charge(prop->location.id, bytes))) {
+        if (!memory || !back_memory(memory) || (on_device(prop) && !sim_heap_charge(prop->location.id, bytes))) {
                 if (memory)
                         forget_handle(memory);
                 rc = CUDA_ERROR_OUT_OF_MEMORY;
@@ -290,7 +290,7 @@ SIM_API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CU
 }
 
 /* Gives mapped memory its pages, where the program may access them. Lock held. */
-static bool show(const struct mapping *m)
+static bool show_mapping(const struct mapping *m)
 {
         return mmap((void *)m->range->base, m->range->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
                     m->memory->own_file ? m->memory->own_file - 1 : file, m->memory->offset) != MAP_FAILED;
@@ -314,7 +314,7 @@ static bool move_to_own_file(struct created *memory)
                 memory->own_file = own + 1;
                 memory->offset = 0;
                 for (struct mapping *m = memory->mappings; m; m = m->next)
-                        if (!m->range->idle && !show(m))
+                        if (!m->range->idle && !show_mapping(m))
                                 abort();
         } else if (own >= 0) {
                 close(own);
@@ -376,7 +376,7 @@ SIM_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, voi
         return memory ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static void drop(struct created *memory)
+static void drop_memory(struct created *memory)
 {
         if (--memory->refs)
                 return;
@@ -396,7 +396,7 @@ SIM_API cuMemRelease(CUmemGenericAllocationHandle handle)
         SIM_ENTER(cuMemRelease);
         sim_lock();
         if (is_created(handle))
-                drop((struct created *)(uintptr_t)handle);
+                drop_memory((struct created *)(uintptr_t)handle);
         else
                 rc = CUDA_ERROR_INVALID_VALUE;
         sim_unlock();
@@ -457,7 +457,7 @@ out:
 }
 
 /* Whether mappings cover exactly [base, base + bytes). Lock held. */
-static bool covered(uintptr_t base, size_t bytes)
+static bool is_covered(uintptr_t base, size_t bytes)
 {
         while (bytes > 0) {
                 struct mapping *m = find_mapping(base);
@@ -471,7 +471,7 @@ static bool covered(uintptr_t base, size_t bytes)
 }
 
 /* Lock held. */
-static void unmap(struct mapping *m)
+static void unmap_mapping(struct mapping *m)
 {
         struct mapping **at = &m->memory->mappings;
         void *start = (void *)m->range->base;
@@ -486,7 +486,7 @@ static void unmap(struct mapping *m)
         set_pages(m->range->base, bytes, NULL);
         sim_range_remove(m->range);
         mmap(start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-        drop(m->memory);
+        drop_memory(m->memory);
         free(m);
 }
 
@@ -498,12 +498,12 @@ SIM_API cuMemUnmap(CUdeviceptr base, size_t bytes)
         SIM_ENTER(cuMemUnmap);
         changing++;
         sim_lock();
-        if (bytes && covered(base, bytes)) {
+        if (bytes && is_covered(base, bytes)) {
                 for (uintptr_t at = base; at < base + bytes;) {
                         struct mapping *m = find_mapping(at);
 
                         at += m->range->bytes;
-                        unmap(m);
+                        unmap_mapping(m);
                 }
         } else if (mapping_count == 0 || base + bytes >= base) {
                 /* Past the end of all addresses it succeeds as soon as anything is mapped (measured, driver 580). */
@@ -526,7 +526,7 @@ SIM_API cuMemSetAccess(CUdeviceptr base, size_t bytes, const CUmemAccessDesc *de
                     sim_device_check(descs[i].location.id) != CUDA_SUCCESS)
                         return CUDA_ERROR_INVALID_DEVICE;
         sim_lock();
-        if (!bytes || !covered(base, bytes)) {
+        if (!bytes || !is_covered(base, bytes)) {
                 sim_unlock();
                 return CUDA_ERROR_INVALID_VALUE;
         }
@@ -541,7 +541,7 @@ SIM_API cuMemSetAccess(CUdeviceptr base, size_t bytes, const CUmemAccessDesc *de
                         else
                                 m->range->access &= ~(1u << descs[i].location.id);
                 access = m->range->access != 0;
-                if (access && m->range->idle && !show(m))
+                if (access && m->range->idle && !show_mapping(m))
                         rc = CUDA_ERROR_OUT_OF_MEMORY;
                 else
                         sim_heap_set_idle(m->range, !access);
