@@ -15,7 +15,7 @@ import argparse
 import random
 import time
 
-from card import Card, find_torch
+from gpu_use import Gpu, find_torch
 from turns import Turns, add_options
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -24,7 +24,7 @@ parser.add_argument("--steps", type=int, default=200)
 add_options(parser)
 args = parser.parse_args()
 
-card = Card()
+gpu = Gpu()
 torch = find_torch()
 nn, functional = torch.nn, torch.nn.functional
 
@@ -222,7 +222,7 @@ def experts():
 steps = globals()[args.program]()
 next(steps)  # kernels are loaded
 torch.cuda.synchronize()
-card.used()
+gpu.used()
 
 if args.turns:
     Turns(torch.cuda.synchronize, args.times).take(lambda: next(steps), args.steps)
@@ -233,12 +233,12 @@ for number in range(args.steps):
     result = next(steps)
 torch.cuda.synchronize()
 seconds = time.perf_counter() - begin
-with card.watched():
+with gpu.watched():
     for number in range(args.steps // 4):
         next(steps)
     torch.cuda.synchronize()
 
 print(f"result {result.item():.4f}")
 print(f"# seconds {seconds:.3f}")
-print(f"# peak_mib {card.peak:.0f}")
+print(f"# peak_mib {gpu.peak:.0f}")
 print(f"# allocated_peak_mib {torch.cuda.max_memory_allocated() / 2**20:.0f}")

@@ -3,7 +3,7 @@
 
 import zlib
 
-from card import skip
+from gpu_use import skip
 
 try:
     import cupy

@@ -3,7 +3,7 @@
 fill a cache and drop all of it, PyTorch the largest; then a model in CuPy needs more than what is left without
 PyTorch's.
 
-    dead_caches.py [--card-gib N]     N: pretend that the card is that small, by holding the rest
+    dead_caches.py [--gpu-gib N]     N: pretend that the GPU is that small, by holding the rest
 
 Natively it ends with an error: "model: refused", as CuPy empties its own cache and the driver takes its pools back, but
 nobody asks PyTorch. Under the library the model gets its memory: "model: served".
@@ -21,13 +21,13 @@ os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "cuda_async"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
-from card import Card, find_torch
+from gpu_use import Gpu, find_torch
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--card-gib", type=float)
+parser.add_argument("--gpu-gib", type=float)
 args = parser.parse_args()
 
-card = Card()
+gpu = Gpu()
 torch = find_torch()
 try:
     import gpureclaim
@@ -70,9 +70,9 @@ if cupy:
 if jax:
     jax.block_until_ready(jnp.ones(1024, dtype=jnp.uint8).sum())
 ballast = None
-if args.card_gib and free_bytes() > args.card_gib * 2**30:
+if args.gpu_gib and free_bytes() > args.gpu_gib * 2**30:
     ballast = ctypes.c_uint64()
-    rest = (free_bytes() - int(args.card_gib * 2**30)) // (2 * MIB) * 2 * MIB
+    rest = (free_bytes() - int(args.gpu_gib * 2**30)) // (2 * MIB) * 2 * MIB
     if driver.cuMemAlloc_v2(ctypes.byref(ballast), ctypes.c_size_t(rest)):
         raise SystemExit("the ballast was refused")
 whole = free_bytes()
@@ -80,11 +80,11 @@ part = whole // 6 // (64 * MIB) * 64 * MIB  # what each cache gets
 
 
 def held(name, fill):
-    before = card.used()
+    before = gpu.used()
     fill()
     torch.cuda.synchronize()
     if before is not None:
-        print(f"# {name}_mib {card.used() - before:.0f}")
+        print(f"# {name}_mib {gpu.used() - before:.0f}")
 
 
 def fill_torch():

@@ -29,7 +29,7 @@ import time
 import traceback
 from pathlib import Path
 
-from card import Card, find_torch, skip
+from gpu_use import Gpu, find_torch, skip
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "python"))
 import gpureclaim  # noqa: E402
@@ -125,7 +125,7 @@ def held():
         gpureclaim.reclaim(rung="sync")
     free, total = torch.cuda.mem_get_info()
     figures = {"torch_bytes": torch.cuda.memory_reserved(), "device_bytes": total - free}
-    used = card.used()
+    used = gpu.used()
     if used is not None:
         figures["card_bytes"] = int(used * 2**20)
     if gpureclaim.available():
@@ -326,7 +326,7 @@ def compiled(result):
 args = parse(None)
 if args.serve:
     args = parse(serve())
-card = Card()
+gpu = Gpu()
 torch = find_torch()
 torch.manual_seed(5)
 outcome = {"model": args.model, "order": "largest" if args.only_largest else args.order, "pool": args.pool}

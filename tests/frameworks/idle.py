@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A process that peaks and then pauses, four times over: natively, with PyTorch's cache, under the library, and under
-the library with decay off. Notes the use of the card over time. Then the last two run in turns, so that drift hits
-both, and without a look at the card, and their launch latencies are held against each other.
+the library with decay off. Notes the use of the GPU over time. Then the last two run in turns, so that drift hits
+both, and without a look at the GPU, and their launch latencies are held against each other.
 
     idle.py --program BUILD/tests/gpu/idle --library BUILD/shim/libgpureclaim.so --out FOLDER [--peak-gib 60]
 
@@ -32,14 +32,14 @@ LOOK_S = 0.05
 
 
 def torch_run():
-    from card import Card, skip
+    from gpu_use import Gpu, skip
 
-    card = Card()
+    gpu = Gpu()
     try:
         import torch
     except ImportError:
         skip("no PyTorch")
-    if card.used() is None or not torch.cuda.is_available():
+    if gpu.used() is None or not torch.cuda.is_available():
         skip("no device, or it cannot be asked")
     torch.zeros(1, device="cuda")
     rows, done = [], threading.Event()
@@ -47,7 +47,7 @@ def torch_run():
 
     def watch():
         while not done.is_set():
-            rows.append((time.perf_counter() - begin, card.used()))
+            rows.append((time.perf_counter() - begin, gpu.used()))
             time.sleep(LOOK_S)
 
     watcher = threading.Thread(target=watch)
@@ -59,14 +59,14 @@ def torch_run():
         held += blocks[-1].numel()
     torch.cuda.synchronize()
     time.sleep(0.3)
-    print(f"# peak_mib {card.used():.0f}")
+    print(f"# peak_mib {gpu.used():.0f}")
     freed = time.perf_counter()
     blocks.clear()
     print(f"# freed_at_s {freed - begin:.3f}\n# free_all_ms {1e3 * (time.perf_counter() - freed):.2f}")
     time.sleep(args.seconds)
     done.set()
     watcher.join()
-    print(f"# end_mib {card.used():.0f}")
+    print(f"# end_mib {gpu.used():.0f}")
     with open(args.torch, "w", newline="") as file:
         csv.writer(file).writerows([("seconds", "mib"), *rows])
 

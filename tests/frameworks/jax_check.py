@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """JAX under the allocator that XLA_PYTHON_CLIENT_ALLOCATOR names: results are held against NumPy and printed as a
-checksum. The platform allocator asks the driver for every buffer, the default one reserves most of the card at once.
+checksum. The platform allocator asks the driver for every buffer, the default one reserves most of the GPU at once.
 """
 
 import os
 import zlib
 
-from card import skip
+from gpu_use import skip
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
 try:

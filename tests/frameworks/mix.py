@@ -10,13 +10,13 @@ import argparse
 import random
 import time
 
-from card import Card, find_torch
+from gpu_use import Gpu, find_torch
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--jobs", type=int, default=1500)
 args = parser.parse_args()
 
-card = Card()
+gpu = Gpu()
 torch = find_torch()
 functional = torch.nn.functional
 
@@ -65,7 +65,7 @@ def work(jobs):
             # Mostly young ones go, so that the old lie scattered.
             kept.pop(max(random.randrange(len(kept)), random.randrange(len(kept))))
         if number % 10 == 9:
-            card.used()
+            gpu.used()
     torch.cuda.synchronize()
 
 
@@ -74,10 +74,10 @@ with torch.inference_mode():
     begin = time.perf_counter()
     work(args.jobs)
     seconds = time.perf_counter() - begin
-    with card.watched():
+    with gpu.watched():
         work(args.jobs // 4)
 
 print(f"jobs {args.jobs}")
 print(f"# seconds {seconds:.3f}")
-print(f"# peak_mib {card.peak:.0f}")
+print(f"# peak_mib {gpu.peak:.0f}")
 print(f"# allocated_peak_mib {torch.cuda.max_memory_allocated() / 2**20:.0f}")

@@ -3,7 +3,7 @@
 
     neighbours.py [--holders N] [--busy] [--own-cache 0|1]
 
-Each holder trains a little, then frees its share of most of the card into its cache. The needy one then asks the driver
+Each holder trains a little, then frees its share of most of the GPU into its cache. The needy one then asks the driver
 for more than is free. Natively it is refused where PyTorch keeps a cache of its own; under gpureclaim, whose hooks the
 holders register where it is there, it should be served. Meanwhile holders idle, or with --busy they train on.
 Afterwards each trains the same steps from the same state again: the losses must be equal.
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-from card import Card, skip
+from gpu_use import Gpu, skip
 
 MIB, GIB = 2**20, 2**30
 STEPS = 20
@@ -169,7 +169,7 @@ def main():
     parser.add_argument("--holders", type=int, default=1)
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--own-cache", type=int, choices=(0, 1), default=1, help="whether PyTorch keeps its cache")
-    parser.add_argument("--hold-gib", type=int, default=0, help="of all holders together; 0: most of the card")
+    parser.add_argument("--hold-gib", type=int, default=0, help="of all holders together; 0: most of the GPU")
     parser.add_argument("--role", choices=("hold", "need"), help=argparse.SUPPRESS)
     parser.add_argument("--amount", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -178,10 +178,10 @@ def main():
     if args.role == "need":
         return need(args.amount)
 
-    card = Card()
-    free = card.settled_free()
+    gpu = Gpu()
+    free = gpu.settled_free()
     if free is None:
-        skip("the card cannot be asked")
+        skip("the GPU cannot be asked")
     if args.own_cache == 0:
         os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     each = (args.hold_gib or int(free * 0.72 / 1024)) // args.holders
@@ -201,7 +201,7 @@ def main():
     probe = Process("--role", "need", "--amount", 1)
     probe.hear()
     probe.ask("go")
-    free = card.free()
+    free = gpu.free()
     probe.end()
     time.sleep(0.3)
     want = int(free + each * args.holders * 1024 * 0.45)

@@ -8,7 +8,7 @@ Exit status 1 when it does not, 77 where there is no NVML.
 import argparse
 import ctypes
 
-from card import skip
+from gpu_use import skip
 
 
 class Memory(ctypes.Structure):
@@ -37,14 +37,14 @@ def main():
     if nvml.nvmlInit_v2() != 0:
         skip("NVML does not start")
 
-    uuid, context, pointer, card = (ctypes.c_ubyte * 16)(), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
+    uuid, context, pointer, gpu = (ctypes.c_ubyte * 16)(), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
     must(cuda.cuInit(0), "cuInit")
     must(cuda.cuDeviceGetUuid_v2(uuid, 0), "cuDeviceGetUuid")
     must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), "cuDevicePrimaryCtxRetain")
     must(cuda.cuCtxSetCurrent(context), "cuCtxSetCurrent")
     digits = bytes(uuid).hex()
     text = "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-    must(nvml.nvmlDeviceGetHandleByUUID(text.encode(), ctypes.byref(card)), "nvmlDeviceGetHandleByUUID")
+    must(nvml.nvmlDeviceGetHandleByUUID(text.encode(), ctypes.byref(gpu)), "nvmlDeviceGetHandleByUUID")
 
     failed = False
     for taken in (0, limit // 4):
@@ -53,8 +53,8 @@ def main():
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         first, second = Memory(), MemoryV2(version=ctypes.sizeof(MemoryV2) | 2 << 24)
         must(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)), "cuMemGetInfo")
-        must(nvml.nvmlDeviceGetMemoryInfo(card, ctypes.byref(first)), "nvmlDeviceGetMemoryInfo")
-        must(nvml.nvmlDeviceGetMemoryInfo_v2(card, ctypes.byref(second)), "nvmlDeviceGetMemoryInfo_v2")
+        must(nvml.nvmlDeviceGetMemoryInfo(gpu, ctypes.byref(first)), "nvmlDeviceGetMemoryInfo")
+        must(nvml.nvmlDeviceGetMemoryInfo_v2(gpu, ctypes.byref(second)), "nvmlDeviceGetMemoryInfo_v2")
         used = f"{first.used >> 20} of {first.total >> 20} MiB used"
         print(f"{taken >> 20} MiB taken: {used}, {second.reserved} reserved")
         failed |= (first.total, first.free) != (limit, free.value) or (second.total, second.free) != (limit, free.value)

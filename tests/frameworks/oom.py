@@ -7,13 +7,13 @@ Run with GPURECLAIM_HARD_LIMIT set to as many MiB as --limit-mib says. Exit stat
 import argparse
 import time
 
-from card import Card, find_torch
+from gpu_use import Gpu, find_torch
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--limit-mib", type=int, required=True)
 args = parser.parse_args()
 
-card = Card()
+gpu = Gpu()
 torch = find_torch()
 
 MIB = 2**20
@@ -29,7 +29,7 @@ def check(good, what):
 
 torch.zeros(1, device="cuda")
 (torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")).sum().item()
-context_mib = (card.used() or 0) - torch.cuda.memory_reserved() / MIB
+context_mib = (gpu.used() or 0) - torch.cuda.memory_reserved() / MIB
 
 free, total = torch.cuda.mem_get_info()
 check(total == args.limit_mib * MIB, f"mem_get_info total is {total / MIB:.0f} MiB")
@@ -45,11 +45,11 @@ for attempt in range(3):
         while len(held) * 64 < 4 * args.limit_mib:
             held.append(torch.full((16, MIB), attempt, dtype=torch.int32, device="cuda"))
             if len(held) % 8 == 0:
-                card.used()
+                gpu.used()
     except torch.cuda.OutOfMemoryError as error:
         raised = str(error).splitlines()[0]
     torch.cuda.synchronize()
-    card.used()
+    gpu.used()
     check(raised is not None, f"attempt {attempt}: OutOfMemoryError after {len(held) * 64} MiB")
     check(len(held) * 64 >= args.limit_mib - 192, f"attempt {attempt}: not before the limit was near")
     del held[-8:]  # room for the comparison itself
@@ -68,7 +68,7 @@ while batch:
     except torch.cuda.OutOfMemoryError:
         x = y = None
         batch //= 2
-        card.used()
+        gpu.used()
 check(batch > 0, f"largest batch that fits: {batch}")
 x = y = None
 
@@ -92,12 +92,12 @@ del large
 torch.cuda.empty_cache()
 large = torch.empty((args.limit_mib - 256) * MIB, dtype=torch.uint8, device="cuda")
 check(True, "one large block after all that")
-card.used()
+gpu.used()
 del large
 
 allowed = args.limit_mib + context_mib + SLACK_MIB
-if card.used() is None:
-    print("-      the card cannot be asked")
+if gpu.used() is None:
+    print("-      the GPU cannot be asked")
 else:
-    check(card.peak <= allowed, f"peak on the card {card.peak:.0f} MiB, allowed {allowed:.0f} MiB")
+    check(gpu.peak <= allowed, f"peak on the GPU {gpu.peak:.0f} MiB, allowed {allowed:.0f} MiB")
 raise SystemExit(1 if failed else 0)

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 
-from card import find_torch, skip
+from gpu_use import find_torch, skip
 
 MIB, PAIRS, REPETITIONS = 1 << 20, 2000, 7
 

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from card import Card, skip
+from gpu_use import Gpu, skip
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "traces"))
 import traces  # noqa: E402
@@ -25,11 +25,11 @@ WRITTEN = 65536  # bytes of each tensor
 def replay(torch, path, idle):
     operations = traces.read(path)
     peak_live = traces.peak_live(operations)
-    card = Card()
+    gpu = Gpu()
     torch.empty(1 << 20, dtype=torch.uint8, device="cuda").zero_()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    before = card.used()
+    before = gpu.used()
     torch.cuda.reset_peak_memory_stats()
     base_reserved = torch.cuda.memory_reserved()
     tensors = [None] * sum(1 for operation in operations if not operation[2])
@@ -52,7 +52,7 @@ def replay(torch, path, idle):
             spent += time.perf_counter() - begin
             sampled = max(sampled, live)
             next_sample = i + len(operations) // SAMPLES + 1
-            now = card.used()
+            now = gpu.used()
             if now is not None:
                 held = max(held, now - before)
             begin = time.perf_counter()
@@ -79,7 +79,7 @@ def main():
     except ImportError:
         skip("no PyTorch")
     for path in paths:
-        # Each in a process of its own, which finds an empty card; importing PyTorch takes longer than most traces.
+        # Each in a process of its own, which finds an empty GPU; importing PyTorch takes longer than most traces.
         sys.stdout.flush()
         child = os.fork()
         if child == 0:

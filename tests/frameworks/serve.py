@@ -10,13 +10,13 @@ import argparse
 import random
 import time
 
-from card import Card, find_torch
+from gpu_use import Gpu, find_torch
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--groups", type=int, default=6, help="how many groups of requests arrive")
 args = parser.parse_args()
 
-card = Card()
+gpu = Gpu()
 torch = find_torch()
 functional = torch.nn.functional
 
@@ -95,7 +95,7 @@ def serve(groups):
             else:
                 answered += group.answered
         running = still
-        card.used()
+        gpu.used()
     torch.cuda.synchronize()
     return answered
 
@@ -105,10 +105,10 @@ with torch.inference_mode():
     begin = time.perf_counter()
     tokens = serve(args.groups)
     seconds = time.perf_counter() - begin
-    with card.watched():
+    with gpu.watched():
         serve(2)
 
 print(f"tokens {tokens}")
 print(f"# seconds {seconds:.3f}")
-print(f"# peak_mib {card.peak:.0f}")
+print(f"# peak_mib {gpu.peak:.0f}")
 print(f"# allocated_peak_mib {torch.cuda.max_memory_allocated() / 2**20:.0f}")

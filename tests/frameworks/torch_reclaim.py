@@ -14,7 +14,7 @@ import time
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-from card import find_torch
+from gpu_use import find_torch
 
 import gpureclaim
 
@@ -85,7 +85,7 @@ gpureclaim.reclaim(rung="drop")
 left = torch.backends.cuda.cufft_plan_cache[0].size
 back = gpureclaim.status()["device_free_bytes"] - before
 check(plans >= 8 and left == 0,
-      f"cuFFT: {plans} plans, {left} left; with all the rest {mib(back)} more free on the card")
+      f"cuFFT: {plans} plans, {left} left; with all the rest {mib(back)} more free on the GPU")
 same = all(torch.equal(torch.fft.fft(signal), spectrum) for signal, spectrum in zip(signals, spectra))
 check(same, "cuFFT: the same spectra afterwards")
 del signals, spectra

@@ -10,20 +10,20 @@ import os
 import random
 import time
 
-from card import Card, find_torch
+from gpu_use import Gpu, find_torch
 from turns import Turns, add_options
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--deterministic", action="store_true")
-parser.add_argument("--footprint", action="store_true", help="print what is held on the card, over time")
+parser.add_argument("--footprint", action="store_true", help="print what is held on the GPU, over time")
 add_options(parser)
 args = parser.parse_args()
 
 if args.deterministic:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-card = Card()
+gpu = Gpu()
 torch = find_torch()
 
 torch.manual_seed(1234)
@@ -51,7 +51,7 @@ def step(length):
 
 if args.footprint:
     seen = []
-    with card.watched(seen):
+    with gpu.watched(seen):
         for _ in range(args.steps):
             step(random.choice(LENGTHS))
         torch.cuda.synchronize()
@@ -62,7 +62,7 @@ if args.footprint:
 for _ in range(10):
     step(128)
 torch.cuda.synchronize()
-card.used()
+gpu.used()
 
 if args.turns:
     Turns(torch.cuda.synchronize, args.times).take(lambda: step(random.choice(LENGTHS)), args.steps)
@@ -74,10 +74,10 @@ for i in range(args.steps):
     loss = step(random.choice(LENGTHS))
     if i % 10 == 9:
         losses.append(loss.detach())
-        card.used()
+        gpu.used()
 torch.cuda.synchronize()
 seconds = time.perf_counter() - begin
-with card.watched():
+with gpu.watched():
     for length in LENGTHS * 2:
         step(length)
     torch.cuda.synchronize()
@@ -86,5 +86,5 @@ for i, loss in enumerate(losses):
     value = loss.item()
     print(f"loss {10 * i + 10} {float.hex(value) if args.deterministic else format(value, '.6f')}")
 print(f"# seconds {seconds:.3f}")
-print(f"# peak_mib {card.peak:.0f}")
+print(f"# peak_mib {gpu.peak:.0f}")
 print(f"# allocated_peak_mib {torch.cuda.max_memory_allocated() / 2**20:.0f}")

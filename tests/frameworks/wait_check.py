@@ -4,7 +4,7 @@ itself.
 
     wait_check.py GPURECLAIM
 
-A process of its own holds most of the card for some seconds. Exit status 1 when a check failed, 77 without a card.
+A process of its own holds most of the GPU for some seconds. Exit status 1 when a check failed, 77 without a GPU.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from card import Card, skip
+from gpu_use import Gpu, skip
 
 HOLD_S = 3
 MIB = 2**20
@@ -35,10 +35,10 @@ if len(sys.argv) == 3 and sys.argv[1] == "hold":
     raise SystemExit(0)
 
 command = sys.argv[1]
-card = Card()
-free = card.settled_free()
+gpu = Gpu()
+free = gpu.settled_free()
 if free is None:
-    skip("the card cannot be asked")
+    skip("the GPU cannot be asked")
 held = int(free * 0.75)
 failed = 0
 
@@ -52,12 +52,12 @@ def check(good, what):
 holder = subprocess.Popen([sys.executable, __file__, "hold", str(held)], stdout=subprocess.PIPE, text=True)
 if holder.stdout.readline().strip() != "held":
     skip("nothing to wait for")
-before = card.free()
+before = gpu.free()
 want = int(before) + held // 2
 waiting = subprocess.Popen([command, "wait", "--free", f"{want}MiB", "--", "true"])
 time.sleep(1)
 check(waiting.poll() is None, f"it waits while {before:.0f} MiB of the {want} wanted are free")
-check(before - card.free() < 16, f"waiting takes no memory: {before - card.free():.0f} MiB")
+check(before - gpu.free() < 16, f"waiting takes no memory: {before - gpu.free():.0f} MiB")
 late = subprocess.run([command, "wait", "--free", f"{want}MiB", "--timeout", "200ms", "--", "true"])
 check(late.returncode == 1, f"with a time that is up: status {late.returncode}")
 holder.wait()

@@ -1,4 +1,4 @@
-"""What a process holds on the card, asked of NVML: under the shim cuMemGetInfo answers with the program's share. And
+"""What a process holds on the GPU, asked of NVML: under the shim cuMemGetInfo answers with the program's share. And
 what the programs of this folder begin with."""
 
 import contextlib
@@ -12,8 +12,8 @@ class _Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
-class Card:
-    """Use of the first card that CUDA shows the process, in MiB, relative to the moment this object was made (before
+class Gpu:
+    """Use of the first GPU that CUDA shows the process, in MiB, relative to the moment this object was made (before
     CUDA starts)."""
 
     def __init__(self):
@@ -29,7 +29,7 @@ class Card:
         self.peak = 0.0
 
     def _find(self, visible):
-        """NVML shows all cards, whatever CUDA does; it counts them by their place on the bus."""
+        """NVML shows all GPUs, whatever CUDA does; it counts them by their place on the bus."""
         first = visible.split(",")[0].strip()
         if first.startswith("GPU-"):
             return self._nvml.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(self._device)) == 0
@@ -43,7 +43,7 @@ class Card:
         return memory.used / 2**20
 
     def free(self):
-        """MiB of the whole card that nobody holds, or None when the card cannot be asked."""
+        """MiB of the whole GPU that nobody holds, or None when the GPU cannot be asked."""
         memory = _Memory()
         if not self._nvml or self._nvml.nvmlDeviceGetMemoryInfo(self._device, ctypes.byref(memory)) != 0:
             return None
@@ -61,7 +61,7 @@ class Card:
         return before
 
     def used(self):
-        """MiB, or None when the card cannot be asked; remembers the highest answer as peak."""
+        """MiB, or None when the GPU cannot be asked; remembers the highest answer as peak."""
         now = self._used()
         if now is None or self._before is None:
             return None
