@@ -126,7 +126,7 @@ static CUresult open_segment(CUdeviceptr *dptr, const CUipcMemHandle *handle, un
         if (!context)
                 return CUDA_ERROR_INVALID_CONTEXT;
         gr_ipc_begin_sharing();
-        return gr_segment_import_open(context->handle, context->ordinal, handle, dptr);
+        return gr_real_given(gr_segment_import_open(context->handle, context->ordinal, handle, dptr), dptr);
 }
 
 static CUresult open_ipc(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int flags,

@@ -634,8 +634,9 @@ int main(int argc, char **argv)
                 const char *name;
                 void (*run)(void);
         } modes[] = {
-                {"", come_and_go},       {"old", contexts_old}, {"ends", ends},          {"devices", devices},
-                {"threads", of_threads}, {"untold", untold},    {"keys", contexts_keys}, {"limits", limits},
+                {"", come_and_go},       {"old", contexts_old},   {"ends", ends},
+                {"devices", devices},    {"threads", of_threads}, {"untold", untold},
+                {"keys", contexts_keys}, {"limits", limits},      {"graphics", contexts_of_graphics},
         };
         const char *mode = argc > 1 ? argv[1] : "";
 

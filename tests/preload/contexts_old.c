@@ -110,8 +110,11 @@ static void attached(void)
         GR_MUST(cuCtxDestroy(beside));
 }
 
-/* OpenGL's way to make a context; what is allocated in it is its own. */
-static void of_graphics(void)
+/*
+ * OpenGL's way to make a context; what is allocated in it is its own. The library must not go on as if there was only
+ * the one before, so nothing else runs here that makes contexts.
+ */
+void contexts_of_graphics(void)
 {
         CUresult (*gl_create)(CUcontext *, unsigned int, CUdevice);
         CUcontext first = create(), context, owner = NULL;
@@ -165,6 +168,5 @@ void contexts_old(void)
                 old_context();
                 old_primary();
                 attached();
-                of_graphics();
         }
 }

@@ -31,7 +31,7 @@ static int (*behind_destroy_exec)(CUgraphExec);
 static CUmemoryPool pool;
 static CUgraph graph;
 static void *host_memory;
-static CUipcMemHandle shared; /* another process's memory */
+static CUipcMemHandle shared, translated; /* another process's memory, of pool kinds bins and auto */
 
 static CUdeviceptr get_device(void)
 {
@@ -221,13 +221,21 @@ static CUdeviceptr get_opened(void)
         return ptr;
 }
 
+static CUdeviceptr get_translated(void)
+{
+        CUdeviceptr ptr;
+
+        GR_MUST(cuIpcOpenMemHandle_v2(&ptr, translated, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+        return ptr;
+}
+
 static int close_opened(CUdeviceptr ptr)
 {
         return (int)cuIpcCloseMemHandle(ptr);
 }
 
-/* Another process, which shares memory until its standard input ends. */
-static void begin_neighbour(void)
+/* Another process, which shares memory until its standard input ends. pool_kind: under the library. */
+static void begin_neighbour(const char *pool_kind, CUipcMemHandle *ret)
 {
         CUcontext context;
         CUdeviceptr ptr;
@@ -238,18 +246,19 @@ static void begin_neighbour(void)
                 exit(EXIT_FAILURE);
         if (fork() == 0) {
                 close(in[1]);
+                setenv("GPURECLAIM_POOL", pool_kind, 1);
                 GR_MUST(cuInit(0));
                 GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
                 GR_MUST(cuCtxSetCurrent(context));
                 GR_MUST(cuMemAlloc_v2(&ptr, OTHER));
-                GR_MUST(cuIpcGetMemHandle(&shared, ptr));
-                if (write(out[1], &shared, sizeof(shared)) == sizeof(shared) && read(in[0], &end, 1) == 0)
+                GR_MUST(cuIpcGetMemHandle(ret, ptr));
+                if (write(out[1], ret, sizeof(*ret)) == sizeof(*ret) && read(in[0], &end, 1) == 0)
                         exit(EXIT_SUCCESS);
                 exit(EXIT_FAILURE);
         }
         close(in[0]);
         close(out[1]);
-        if (read(out[0], &shared, sizeof(shared)) != sizeof(shared))
+        if (read(out[0], ret, sizeof(*ret)) != sizeof(*ret))
                 exit(EXIT_FAILURE);
 }
 
@@ -271,6 +280,7 @@ static const struct kind {
         {"captured", true, get_captured, free_node},
         {"cuExternalMemoryGetMappedBuffer", true, get_mapped_buffer, free_device},
         {"cuIpcOpenMemHandle", true, get_opened, close_opened},
+        {"cuIpcOpenMemHandle, translated", true, get_translated, close_opened},
         {"cuMemHostRegister", true, get_registered, free_registered},
 };
 
@@ -408,8 +418,10 @@ int main(int argc, char **argv)
         memcpy(&behind_release_handle, &found, sizeof(found));
         found = find(plugin, "behind_destroy_exec");
         memcpy(&behind_destroy_exec, &found, sizeof(found));
-        if (argc == 2)
-                begin_neighbour();
+        if (argc == 2) {
+                begin_neighbour("bins", &shared);
+                begin_neighbour("auto", &translated);
+        }
         GR_MUST(cuInit(0));
         GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
         GR_MUST(cuCtxSetCurrent(context));
