@@ -73,6 +73,20 @@ static void mode_no_help(void)
         help(false);
 }
 
+/* GPURECLAIM_NEIGHBOUR=0 with a group limit: it holds for each alone. */
+static void mode_apart(void)
+{
+        struct worker one = start(0), two = start(0);
+
+        if (ask(&one, 'a', LIMIT_MIB - 100).result != 0 || ask(&two, 'a', LIMIT_MIB - 100).result != 0)
+                fail("the other process counts", 0);
+        ask(&one, 'f', 0);
+        if (ask(&one, 'a', LIMIT_MIB + 100).result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("the limit does not hold", 0);
+        end(&one, 0);
+        end(&two, 0);
+}
+
 /* GRSIM_CONTEXT. A process that begins needs memory for its context before it is a neighbour of anybody. */
 static void mode_context(void)
 {
@@ -749,6 +763,7 @@ int main(int argc, char **argv)
         } modes[] = {
                 {"help", mode_help},
                 {"no-help", mode_no_help},
+                {"apart", mode_apart},
                 {"purge", mode_purge},
                 {"context", mode_context},
                 {"slow", mode_slow},
