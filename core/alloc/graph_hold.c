@@ -31,8 +31,12 @@
 struct gr_graph_hold {
         struct gr_core *core; /* constant, like number */
         unsigned number;      /* not 0; that of no other hold that has users */
-        /* Constant. NULL: memory of its own. Else it is one of the context's graph_users while it has users. */
+        /*
+         * Constant. NULL: memory of its own. Else it is one of the context's graph_users, by shared_number, while it
+         * has users.
+         */
         struct gr_context *shared_in;
+        uint32_t shared_number;
         bool ended; /* its capture has ended; guarded by core->holds_lock */
         _Atomic unsigned users;
         struct gr_block *parked; /* utlist's DL; this and the next are guarded by core->holds_lock */
@@ -69,7 +73,7 @@ struct gr_graph_hold *gr_graph_hold_new(struct gr_core *core, struct gr_context 
                 return NULL;
         }
         if (shared_in)
-                atomic_fetch_add(&shared_in->graph_users, 1);
+                hold->shared_number = gr_graph_segments_join(shared_in);
         return hold;
 }
 
@@ -85,13 +89,14 @@ void gr_graph_hold_release(struct gr_graph_hold *hold)
 {
         struct gr_core *core = hold->core; /* read first: without users, another thread may free the hold */
         struct gr_context *shared_in = hold->shared_in;
+        uint32_t shared_number = hold->shared_number;
         unsigned before = atomic_fetch_sub(&hold->users, 1);
 
         assert(before > 0);
         if (before > 1)
                 return;
         if (shared_in)
-                atomic_fetch_sub(&shared_in->graph_users, 1);
+                gr_graph_segments_leave(shared_in, shared_number);
         atomic_store(&core->holds_over, true);
 }
 
@@ -270,8 +275,8 @@ struct gr_block *gr_graph_hold_take(struct gr_graph_hold *hold, struct gr_contex
 {
         struct gr_block *block = NULL;
 
-        if (hold->shared_in == context && bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_has_segments(context) &&
-            !gr_fence_is_broken(context->fence)) {
+        if (hold->shared_in == context && gr_graph_segments_joined(context, hold->shared_number) &&
+            bytes <= GR_BLOCK_MAX_BYTES && gr_pool_kind_has_segments(context) && !gr_fence_is_broken(context->fence)) {
                 if (single_stream)
                         unpark_blocks(hold, single_stream, false, free_block);
                 block = take_shared(context, bytes);

@@ -50,7 +50,11 @@ struct gr_context {
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
         struct gr_arena *first_arena;
         _Atomic unsigned arena_count; /* arenas that are not NULL */
-        _Atomic unsigned graph_users; /* holds of graphs that share memory here (segment/graph_segments.h) */
+        /*
+         * Holds of graphs that share memory here (segment/graph_segments.h): their number and, from bit 32 on, that of
+         * the contexts that had this structure before. Graphs of these may still exist.
+         */
+        _Atomic uint64_t graph_users;
 
         struct gr_segments *segments;
         /*

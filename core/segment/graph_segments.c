@@ -186,9 +186,30 @@ int gr_graph_segments_grow(struct gr_context *context, size_t bytes, struct gr_b
         return rc;
 }
 
+#define NUMBER_SHIFT 32
+
+uint32_t gr_graph_segments_join(struct gr_context *context)
+{
+        return (uint32_t)(atomic_fetch_add(&context->graph_users, 1) >> NUMBER_SHIFT);
+}
+
+bool gr_graph_segments_joined(struct gr_context *context, uint32_t number)
+{
+        return atomic_load(&context->graph_users) >> NUMBER_SHIFT == number;
+}
+
+void gr_graph_segments_leave(struct gr_context *context, uint32_t number)
+{
+        uint64_t users = atomic_load(&context->graph_users);
+
+        while (users >> NUMBER_SHIFT == number &&
+               !atomic_compare_exchange_weak(&context->graph_users, &users, users - 1))
+                ;
+}
+
 static bool has_users(struct gr_context *context)
 {
-        return atomic_load(&context->graph_users) > 0;
+        return (uint32_t)atomic_load(&context->graph_users) > 0;
 }
 
 void gr_graph_segments_end_use(struct gr_context *context)
@@ -203,7 +224,12 @@ void gr_graph_segments_end_use(struct gr_context *context)
 
 void gr_graph_segments_context_gone(struct gr_context *context)
 {
+        uint64_t users = atomic_load(&context->graph_users);
+
         gr_assert_locked(&context->segments->lock);
+        while (!atomic_compare_exchange_weak(&context->graph_users, &users,
+                                             ((users >> NUMBER_SHIFT) + 1) << NUMBER_SHIFT))
+                ;
         recount_all(context, TO_NOBODY);
 }
 

@@ -30,6 +30,17 @@ struct gr_block;
 struct gr_context;
 
 /*
+ * A graph of the context shares its memory from now on, until gr_graph_segments_leave is called with the number that
+ * this returns. That number is another one for each context that has the structure, so a graph that outlives its
+ * context counts for no other. Neither takes a lock.
+ */
+uint32_t gr_graph_segments_join(struct gr_context *context);
+void gr_graph_segments_leave(struct gr_context *context, uint32_t number);
+
+/* Whether a graph with this number is still one of the context's. */
+bool gr_graph_segments_joined(struct gr_context *context, uint32_t number);
+
+/*
  * As gr_segments_take and gr_segments_grow, from these segments, which are in_graphs from then on; the caller's graph
  * is one of the context's graph_users. gr_graph_segments_grow returns as gr_expandable_grow. No fence is needed: what
  * is free there was freed by captures that have ended, or by the same capture, which then has a single stream.

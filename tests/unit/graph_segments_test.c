@@ -218,6 +218,35 @@ static void test_context_ends(void)
         gpu_end();
 }
 
+/* A graph that outlives its context does not count for the next one, which has the same structure. */
+static void test_context_follows(bool older_stays)
+{
+        struct gr_graph_hold *older;
+        uint64_t ptr;
+
+        begin();
+        GR_CHECK(take(4 * MIB));
+        older = hold;
+        gpu_forget();
+        gr_core_context_gone(context);
+        GR_CHECK(gr_core_context_add(&core, sg_context_new(0), 0) == context);
+        GR_CHECK(!take(4 * MIB)); /* that would be memory of the next one */
+        hold = gr_graph_hold_new(&core, context);
+        ptr = take(4 * MIB);
+        GR_CHECK(ptr);
+        if (!older_stays) {
+                gr_graph_hold_release(older);
+                gr_pool_collect(&core);
+        }
+        GR_CHECK(segment(false)->in_graphs);
+        give(ptr, 0);
+        last_graph_goes();
+        GR_CHECK(!segment(false)->in_graphs);
+        if (older_stays)
+                gr_graph_hold_release(older);
+        end();
+}
+
 /* Work behind the last launch may use what graphs have left, also what the program has freed: it is behind a fence. */
 static void test_work_behind_graphs(bool freed_after)
 {
@@ -457,6 +486,8 @@ int main(void)
         test_fence();
         test_exported();
         test_context_ends();
+        test_context_follows(true);
+        test_context_follows(false);
         test_work_behind_graphs(false);
         test_work_behind_graphs(true);
         test_lost_addresses();
