@@ -20,6 +20,8 @@ static struct gr_graph_hold *unknown_hold GR_GUARDED_BY(capturing_lock);
 
 static _Atomic unsigned objects; /* how many user objects made here the driver still has */
 static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
+/* The number of the capture that the thread has submitted work to last. */
+static _Thread_local __attribute__((tls_model("initial-exec"))) uint64_t works_for;
 static pthread_key_t thread_key; /* set in threads that have begun a capture: thread_ends */
 static bool thread_key_made;
 
@@ -257,6 +259,9 @@ bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_
                         first->hold = gr_graph_hold_new(&gr_core, context);
                 hold = (shared ? first->unordered : first->forked) ? NULL : first->hold;
                 single_stream = !first->forked;
+                /* A thread that has no part in the capture keeps data of its own, which launches must not overwrite. */
+                if (first->thread != &per_thread_stream && first->number != works_for)
+                        hold = NULL;
         }
         if (hold)
                 gr_graph_hold_retain(hold);
@@ -293,8 +298,11 @@ void gr_captures_note_work(CUstream stream, enum gr_null_stream null_stream)
         if (identity == &per_thread_stream)
                 gr_real.cuCtxGetCurrent(&current);
         gr_lock(&capturing_lock);
-        for (unsigned i = 0; i < capturing_count && !captured; i++)
+        for (unsigned i = 0; i < capturing_count && !captured; i++) {
                 captured = capturing[i].stream == identity && capturing[i].current == current;
+                if (captured)
+                        works_for = capturing[i].number;
+        }
         for (unsigned i = 0; i < capturing_count && !captured; i++)
                 if (capturing[i].thread == &per_thread_stream || capturing[i].mode == CU_STREAM_CAPTURE_MODE_GLOBAL)
                         capturing[i].forked = true;

@@ -283,6 +283,33 @@ static void used_by_another_thread(CUstreamCaptureMode mode, bool again, const c
         GR_MUST(cuStreamDestroy(use.in));
 }
 
+static void *fill_and_take(void *argument)
+{
+        struct use *use = argument;
+
+        fill_elsewhere(argument);
+        GR_MUST(cuMemFree(use->p));
+        GR_MUST(cuMemAlloc(&use->p, BYTES));
+        return NULL;
+}
+
+/* One that works for the capture, as the backward pass of a framework does, is served from its memory. */
+static void taken_by_another_thread(void)
+{
+        struct use use = {.in = stream};
+        CUdeviceptr p;
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuMemAlloc(&p, BYTES));
+        use.p = p;
+        in_a_thread(fill_and_take, &use);
+        row(overlap(use.p, p), "taken by a thread that works for the capture");
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuMemFree(use.p));
+        GR_MUST(cuGraphDestroy(graph));
+}
+
 static void *capture_at_once(void *argument)
 {
         gt_attach(&gt);
@@ -528,6 +555,8 @@ int main(int argc, char **argv)
         used_on_a_stream_that_captured();
         used_by_another_thread(CU_STREAM_CAPTURE_MODE_GLOBAL, false, "another thread's work beside a global capture");
         used_by_another_thread(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, true, "and beside one that is not its own");
+        if (!shared) /* else another place may suit as well */
+                taken_by_another_thread();
         beside_a_thread_that_ends();
         on_the_own_stream();
         copied_in_another_context();

@@ -142,6 +142,28 @@ static void of_another_thread(void)
         must_harm_nobody(gt_executable(graph), MIB, "allocated by another thread");
 }
 
+/* But one that takes no part in the capture may keep data of its own in what it allocates. */
+static void for_another_thread(void)
+{
+        pthread_t thread;
+        CUgraphExec exec;
+        CUdeviceptr p;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuMemAlloc(&p, MIB));
+        GR_MUST(gt_fill(&gt, stream, p, 7, MIB / 4));
+        GR_MUST(cuMemFree(p));
+        pthread_create(&thread, NULL, allocate_elsewhere, &p);
+        pthread_join(thread, NULL);
+        exec = gt_executable(finish(stream));
+        GR_MUST(cuMemsetD32(p, 3, MIB / 4));
+        GR_MUST(cuGraphLaunch(exec, stream));
+        GR_MUST(cuCtxSynchronize());
+        row(gt_wrong_words(p, MIB, 3) == 0, "allocated by another thread for itself");
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuMemFree(p));
+}
+
 /*
  * Work that is not captured uses what the capture was given, and still runs when the graph is launched. ends: that
  * of the next capture, with which graphs may share memory.
@@ -831,6 +853,7 @@ int main(int argc, char **argv)
         nobody_elses(relaxed);
         if (!relaxed) {
                 of_another_thread();
+                for_another_thread();
                 beside_the_capture(false);
                 beside_the_capture(true);
                 of_two_captures();
