@@ -246,6 +246,16 @@ bool gr_captures_refuse(void)
         return refuse;
 }
 
+/* Lock held. The hold of what the capture is given, from its first allocation on. NULL: no memory for it. */
+static GR_HELD(capturing_lock) struct gr_graph_hold *hold_of(struct gr_capture *capture, struct gr_context *context)
+{
+        gr_assert_locked(&capturing_lock);
+        if (!capture->hold)
+                capture->hold =
+                        gr_graph_hold_new(&gr_core, gr_core.config.graph_arena == GR_GRAPH_SHARED ? context : NULL);
+        return capture->hold;
+}
+
 bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
         CUstreamCaptureMode mode = gr_operations_capture_mode();
@@ -255,9 +265,9 @@ bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_
 
         gr_lock(&capturing_lock);
         if (count_refusing(mode, &first) == 1) {
-                if (!first->hold && shared)
-                        first->hold = gr_graph_hold_new(&gr_core, context);
-                hold = (shared ? first->unordered : first->forked) ? NULL : first->hold;
+                hold = hold_of(first, context);
+                if (shared ? first->unordered : first->forked)
+                        hold = NULL;
                 single_stream = !first->forked;
                 /* A thread that has no part in the capture keeps data of its own, which launches must not overwrite. */
                 if (first->thread != &per_thread_stream && first->number != works_for)
@@ -309,7 +319,7 @@ void gr_captures_note_work(CUstream stream, enum gr_null_stream null_stream)
         gr_unlock(&capturing_lock);
 }
 
-void gr_captures_hold(uint64_t ptr)
+void gr_captures_hold(struct gr_context *context, uint64_t ptr)
 {
         CUstreamCaptureMode mode = gr_operations_capture_mode();
         struct gr_graph_hold *hold = NULL;
@@ -318,10 +328,10 @@ void gr_captures_hold(uint64_t ptr)
 
         gr_lock(&capturing_lock);
         count = count_refusing(mode, &first);
-        if (count == 1 && !first->hold)
-                first->hold = gr_graph_hold_new(&gr_core, NULL);
         /* With several captures it is not known which of their graphs uses the block. */
-        hold = count == 1 && first->hold ? first->hold : unknown_hold;
+        hold = count == 1 ? hold_of(first, context) : NULL;
+        if (!hold)
+                hold = unknown_hold;
         if (count > 0)
                 gr_graph_hold_retain(hold);
         gr_unlock(&capturing_lock);

@@ -81,12 +81,12 @@ bool gr_captures_have_room(void);
 void gr_capture_began(const struct gr_capture *capture);
 
 /*
- * The block at ptr was just allocated for the program, which does not know it yet. If the driver would have refused
- * that because of an open capture, its graph may use it from now on: it gets a hold, whose users are this capture and,
- * as long as it exists, what is made of its graph. Where there are several such captures the hold keeps a user until
- * the process ends. Does nothing where there is no such capture.
+ * The block of context at ptr was just allocated for the program, which does not know it yet. If the driver would have
+ * refused that because of an open capture, its graph may use it from now on: it gets a hold, whose users are this
+ * capture and, as long as it exists, what is made of its graph. Where there are several such captures the hold keeps a
+ * user until the process ends. Does nothing where there is no such capture.
  */
-void gr_captures_hold(uint64_t ptr);
+void gr_captures_hold(struct gr_context *context, uint64_t ptr);
 
 /*
  * As gr_pool_alloc_in_hold, for an allocation that gr_captures_hold would give a hold. False: no block of its capture

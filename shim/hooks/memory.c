@@ -62,7 +62,7 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, s
         if (rc == 0) {
                 *ret_ptr = ptr;
                 if (captures && !in_hold)
-                        gr_captures_hold(ptr);
+                        gr_captures_hold(context, ptr);
         }
         if (gr_notes_are_on())
                 gr_note_alloc(context, ptr, bytes, rc);
@@ -176,7 +176,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
                         key.pitch_bytes = request.pitch_bytes;
                         pitch_remember(&key);
                         if (gr_captures_are_open())
-                                gr_captures_hold(ptr);
+                                gr_captures_hold(context, ptr);
                         else if (gr_notes_watch())
                                 gr_debug_watch(context, ptr, request.pitch_bytes * height, 0);
                 }
