@@ -146,10 +146,22 @@ static bool leaves_to_join(struct gr_block *adjacent, void *arg)
         return true;
 }
 
+/*
+ * Whether block goes from its hold to the driver, and not into the cache. The driver gets it without a wait, so other
+ * work of the program than its graphs must have passed as well: that from before it was freed.
+ */
+static bool goes_to_driver(const struct gr_block *block)
+{
+        return block->flags & GR_BLOCK_EXPORTED &&
+               !(block->flags & (GR_BLOCK_RANGE | GR_BLOCK_SPILLED | GR_BLOCK_HOST));
+}
+
 static void park_block(struct gr_graph_hold *hold, struct gr_block *block)
 {
         gr_assert_locked(&hold->core->holds_lock);
         count_parked(block, 1);
+        if (goes_to_driver(block))
+                block->freed_epoch = gr_fence_note_freed(block->context->fence, block->capacity_bytes);
         if (is_plain_range(block))
                 block = gr_graph_range_join(block, leaves_to_join, hold);
         atomic_store(&block->hold, hold->number);
@@ -299,12 +311,20 @@ bool gr_graph_holds_are_over(struct gr_core *core)
         return atomic_load_explicit(&core->holds_over, memory_order_relaxed);
 }
 
+static bool must_wait(const struct gr_block *block)
+{
+        const struct gr_context *context = block->context;
+
+        return goes_to_driver(block) && !gr_fence_idle(context->fence, block->freed_epoch) &&
+               !gr_fence_is_broken(context->fence);
+}
+
 /*
  * Takes the blocks of context that are parked in holds without users, linked by next. The caller is a visitor of the
- * context, so that it cannot end meanwhile. With context NULL: takes blocks that are GONE, of any context, and frees
- * the holds that are then empty.
+ * context, so that it cannot end meanwhile. Leaves what must wait, and says in *ret_waits if there is any. With context
+ * NULL: takes blocks that are GONE, of any context, and frees the holds that are then empty.
  */
-static struct gr_block *unpark_all(struct gr_core *core, struct gr_context *context)
+static struct gr_block *unpark_all(struct gr_core *core, struct gr_context *context, bool *ret_waits)
 {
         struct gr_block *all = NULL, *block, *next;
         struct gr_graph_hold *hold, *tmp;
@@ -316,6 +336,10 @@ static struct gr_block *unpark_all(struct gr_core *core, struct gr_context *cont
                 DL_FOREACH_SAFE (hold->parked, block, next) {
                         if (context ? block->context != context : gr_block_state(block) != GR_BLOCK_GONE)
                                 continue;
+                        if (context && must_wait(block)) {
+                                *ret_waits = true;
+                                continue;
+                        }
                         unlist_block(hold, block);
                         count_parked(block, -1);
                         atomic_store(&block->hold, 0);
@@ -323,7 +347,7 @@ static struct gr_block *unpark_all(struct gr_core *core, struct gr_context *cont
                 }
                 if (context)
                         continue;
-                if (hold->parked) { /* their context is about to end, or to begin: the next call tries again */
+                if (hold->parked) { /* they wait, or their context is about to end, or to begin: later again */
                         atomic_store(&core->holds_over, true);
                 } else {
                         HASH_DEL(core->holds, hold);
@@ -337,10 +361,17 @@ static struct gr_block *unpark_all(struct gr_core *core, struct gr_context *cont
 static bool collect_in(struct gr_context *context, void *arg)
 {
         gr_graph_hold_free *const *free_block = arg;
-        struct gr_block *all, *block, *next;
+        struct gr_block *all, *more, *block, *next;
+        bool waits = false;
 
         gr_graph_segments_end_use(context);
-        all = unpark_all(context->core, context);
+        all = unpark_all(context->core, context, &waits);
+        if (waits) {
+                gr_fence_close_soon(context->fence);
+                gr_fence_poll(context->fence);
+                more = unpark_all(context->core, context, &waits);
+                LL_CONCAT(all, more);
+        }
         LL_FOREACH_SAFE (all, block, next) {
                 if (gr_block_state(block) == GR_BLOCK_GONE)
                         gr_block_uncharge_and_delete(block);
@@ -361,7 +392,7 @@ void gr_graph_holds_collect(struct gr_core *core, gr_graph_hold_free *free_block
         if (!gr_graph_holds_are_over(core) || !atomic_exchange(&core->holds_over, false))
                 return;
         gr_context_each(core, -1, collect_in, &free_block);
-        all = unpark_all(core, NULL);
+        all = unpark_all(core, NULL, NULL);
         LL_FOREACH_SAFE (all, block, next)
                 gr_block_uncharge_and_delete(block);
 }

@@ -432,7 +432,7 @@ GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block
         if (block->flags & GR_BLOCK_RANGE)
                 return free_range(core, block, mode);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE || gr_fence_is_broken(fence) ||
-            gr_fence_overflow(fence) || is_bypassed(core))
+            gr_fence_overflow(fence) || (!mode->collected && is_bypassed(core)))
                 return free_by_driver(core, block, mode);
 
         rc = wait_if_asked(context, mode);

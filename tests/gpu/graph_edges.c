@@ -479,6 +479,44 @@ static void its_end_does_not_wait(bool exports)
         row(falls_to(0, 0), "and its memory goes");
 }
 
+/*
+ * When the last graph has gone, other work still uses memory that the program has freed: nobody else gets it before.
+ * The cache does not get it if it was exported, and might not if an allocation has just failed.
+ */
+static void used_at_its_end(bool exports)
+{
+        CUstream other = gt_stream();
+        CUdeviceptr p, q[4];
+        CUipcMemHandle handle;
+        CUgraphExec exec;
+        unsigned wrong = 0;
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemAlloc(&p, BYTES));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        exec = gt_executable(graph);
+        if (exports)
+                GR_MUST(cuIpcGetMemHandle(&handle, p));
+        else /* before the work, for which it would wait */
+                GR_CHECK_EQ(cuMemAlloc(&q[0], 512 * GIB), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_MUST(gt_late_fill(&gt, other, p, 1, BYTES / 4, 200000));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuGraphExecDestroy(exec));
+        for (int i = 0; i < 4; i++) {
+                GR_MUST(cuMemAlloc(&q[i], BYTES));
+                GR_MUST(cuMemsetD32Async(q[i], 2, BYTES / 4, stream));
+        }
+        GR_MUST(cuCtxSynchronize());
+        for (int i = 0; i < 4; i++) {
+                wrong += gt_wrong_words(q[i], BYTES, 2);
+                GR_MUST(cuMemFree(q[i]));
+        }
+        row(wrong == 0, exports ? "exported, used when its graph ends" : "used when its graph ends, with memory short");
+        GR_MUST(cuStreamDestroy(other));
+        row(falls_to(0, 0), "and it goes afterwards");
+}
+
 /* What graphs of one device have had comes back while there are graphs of another one. */
 static void on_two_devices(void)
 {
@@ -564,6 +602,8 @@ int main(int argc, char **argv)
         of_own_streams(true);
         its_end_does_not_wait(false);
         its_end_does_not_wait(true);
+        used_at_its_end(false);
+        used_at_its_end(true);
         on_two_devices();
         if (gt.simulated)
                 in_host_memory();

@@ -122,6 +122,29 @@ static void test_about_to_end(bool stays)
         finish();
 }
 
+/* The driver gets a block without a wait, so not while other work of the program than the graph still uses it. */
+static void test_still_used(void)
+{
+        struct gr_graph_hold *hold;
+        uint64_t ptr;
+
+        start();
+        hold = gr_graph_hold_new(&core, NULL);
+        ptr = held(context, hold, 4 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
+        sg_work(context->handle, 0, ptr, 1000);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        gr_graph_hold_release(hold);
+        gr_pool_collect(&core);
+        GR_CHECK_EQ(sg_calls(SG_MEM_RELEASE), 0);
+        GR_CHECK(gr_graph_holds_are_over(&core));
+        sg_advance(1000);
+        gr_pool_collect(&core);
+        GR_CHECK_EQ(sg_calls(SG_MEM_RELEASE), 1);
+        GR_CHECK(!core.holds);
+        finish();
+}
+
 /* What is parked serves its capture for about the same size only, and for none that is larger. */
 static void test_sizes(void)
 {
@@ -366,6 +389,7 @@ int main(void)
         test_end_beside_collect();
         test_about_to_end(true);
         test_about_to_end(false);
+        test_still_used();
         test_sizes();
         test_rounded(3 * MIB);
         test_rounded(260 * KIB);
