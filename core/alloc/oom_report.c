@@ -131,6 +131,16 @@ static void add_host(struct line *line, const struct gr_oom_report *report)
                 add_text(line, "; or host memory, slower (GPURECLAIM_SPILL)");
 }
 
+/* graph_bytes: what is kept for CUDA graphs. With shared memory they might have left enough. */
+static void add_graphs(struct line *line, const struct gr_oom_report *report, uint64_t graph_bytes)
+{
+        const struct gr_config *config = &report->context->core->config;
+
+        if (graph_bytes >= report->need_bytes && config->graph_arena == GR_GRAPH_PRIVATE &&
+            (config->pool == GR_POOL_SPLIT || config->pool == GR_POOL_AUTO))
+                add_text(line, "; or GPURECLAIM_GRAPH_ARENA=shared, if no two CUDA graphs run at once");
+}
+
 /* Freed memory that the GPU may still use: the only cached memory that would have come back otherwise. */
 static uint64_t quarantined_bytes(const struct gr_oom_report *report)
 {
@@ -264,6 +274,7 @@ void gr_oom_report(const struct gr_oom_report *report)
         } else {
                 add_help_device(&help, report, &memory);
         }
+        add_graphs(&help, report, graphs);
         gr_log(level, "  what would help: %s", help.text);
         if (find_origins)
                 gr_log(level, "  see also: gpureclaim leaks %d while it runs; gpureclaim status", (int)getpid());

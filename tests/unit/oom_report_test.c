@@ -245,6 +245,17 @@ static void test_report_of_process(void)
                    true);
         check_line(1, " in use, 1.000 MiB kept for CUDA graphs, 0 B in the cache\n", true);
         check_line(1, "tried for 5.000 ms: ready fence trim; came back: 2.000 MiB by ready, 3.000 MiB by trim\n", true);
+        check_line(1, "GPURECLAIM_GRAPH_ARENA", false);
+        atomic_store(&device->graph_bytes, 32 * MIB);
+        core.config.pool = GR_POOL_AUTO;
+        report_to_lines(&report);
+        check_line(1, "; or GPURECLAIM_GRAPH_ARENA=shared, if no two CUDA graphs run at once\n", true);
+        core.config.graph_arena = GR_GRAPH_SHARED;
+        report_to_lines(&report);
+        check_line(1, "GPURECLAIM_GRAPH_ARENA", false);
+        core.config.graph_arena = GR_GRAPH_PRIVATE;
+        core.config.pool = GR_POOL_BINS;
+        atomic_store(&device->graph_bytes, 0);
         report.given_bytes = (const uint64_t[GR_RUNG_COUNT]){0};
         report_to_lines(&report);
         check_line(2, "ready fence trim; nothing came back\n", true);
