@@ -98,19 +98,23 @@ static void name_place(const struct origin *origin, char *text, size_t bytes)
 /* What one origin has is half of the peak or more. */
 static bool one_origin_makes_the_peak(const struct report *report, char *text)
 {
-        const struct origins *origins = report->peak_instant ? &report->peak_instant->origins : NULL;
+        const struct origins *origins = report->peak_snapshot ? &report->peak_snapshot->origins : NULL;
         const struct origin *first = origins && origins->count > 0 ? &origins->list[0] : NULL;
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], where[256];
+        uint64_t without;
         double share = first ? first->all_bytes / (double)report->peak.bytes : 0;
 
         if (share < 0.5 || first->frame_count == 0)
+                return false;
+        without = peak_without(report, first);
+        if (without == 0 && share < 1)
                 return false;
         name_place(first, where, sizeof(where));
         snprintf(text, ADVICE_BYTES,
                  "%s%.0f %% of the peak of %s was allocated by %s. Without that the peak would be %s%s.",
                  origins->most_sample_bytes ? "About " : "", 100 * (share < 1 ? share : 1),
                  gr_size_format(report->peak.bytes, a, sizeof(a)), where, origins->most_sample_bytes ? "about " : "",
-                 gr_size_format(peak_without(report, first), b, sizeof(b)));
+                 gr_size_format(without, b, sizeof(b)));
         return true;
 }
 

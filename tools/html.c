@@ -13,7 +13,7 @@
 #include "report_page.h" /* made of report.html */
 
 #define SIZES_MOST   50
-#define ORIGINS_MOST 60  /* of one instant */
+#define ORIGINS_MOST 60  /* of one snapshot */
 #define MARK_PARTS   200 /* of the time: marks of one kind in one part are one mark */
 
 #define RUNG_WORD(id, word, ...) "ladder: " word,
@@ -169,13 +169,13 @@ static void add_frames(struct gr_json *json, const struct origin *origin)
 }
 
 /* The time, all live bytes, how many origins they have, and of the largest: its place among the stacks, and bytes. */
-static void add_instant(struct gr_json *json, const struct instant *instant, uint32_t *places,
-                        const struct origin **stacks, uint32_t *stack_count)
+static void add_snapshot(struct gr_json *json, const struct snapshot *snapshot, uint32_t *places,
+                         const struct origin **stacks, uint32_t *stack_count)
 {
-        const struct origins *origins = &instant->origins;
+        const struct origins *origins = &snapshot->origins;
 
         gr_json_array(json, NULL);
-        gr_json_count(json, NULL, instant->at);
+        gr_json_count(json, NULL, snapshot->at);
         gr_json_number(json, NULL, "%.0f", origins->whole.all_bytes);
         gr_json_count(json, NULL, origins->count);
         for (size_t i = 0; i < origins->count && i < ORIGINS_MOST; i++) {
@@ -191,22 +191,22 @@ static void add_instant(struct gr_json *json, const struct instant *instant, uin
         gr_json_close(json);
 }
 
-/* What was live at the instants, by origin; where the trace has no stacks, only at the end. */
+/* What was live at the snapshots, by origin; where the trace has no stacks, only at the end. */
 static void add_origins(struct gr_json *json, const struct report *report)
 {
         const struct origins *origins = &report->origins;
-        const struct instant end = {.at = report->last_at, .origins = *origins};
+        const struct snapshot end = {.at = report->last_at, .origins = *origins};
         uint32_t *places = calloc(origins->number_count + 1, sizeof(*places)), stack_count = 0; /* 0: not yet */
         const struct origin **stacks = calloc(origins->number_count + 1, sizeof(*stacks));
 
         gr_json_object(json, "origins");
         gr_json_count(json, "sample_bytes", origins->header.sample_bytes);
-        gr_json_count(json, "peak", report->peak_instant ? (uint64_t)(report->peak_instant - report->instants) : 0);
-        gr_json_array(json, "instants");
-        for (size_t i = 0; places && stacks && i < report->instant_count; i++)
-                add_instant(json, &report->instants[i], places, stacks, &stack_count);
-        if (places && stacks && report->instant_count == 0)
-                add_instant(json, &end, places, stacks, &stack_count);
+        gr_json_count(json, "peak", report->peak_snapshot ? (uint64_t)(report->peak_snapshot - report->snapshots) : 0);
+        gr_json_array(json, "snapshots");
+        for (size_t i = 0; places && stacks && i < report->snapshot_count; i++)
+                add_snapshot(json, &report->snapshots[i], places, stacks, &stack_count);
+        if (places && stacks && report->snapshot_count == 0)
+                add_snapshot(json, &end, places, stacks, &stack_count);
         gr_json_close(json);
         gr_json_array(json, "stacks");
         for (uint32_t i = 0; i < stack_count; i++)

@@ -55,7 +55,7 @@ static const uint32_t *find_number(const struct origins *origins, uint32_t numbe
         return bsearch(&number, origins->numbers, origins->record_count, sizeof(number), by_number);
 }
 
-static uint32_t number_of(const struct origins *origins, const struct gr_origins_stack *stack)
+static uint32_t record_number(const struct origins *origins, const struct gr_origins_stack *stack)
 {
         return (uint32_t)(((const char *)stack - origins->records) / 8);
 }
@@ -167,10 +167,10 @@ static void begin_origin(struct origin *origin, const struct gr_origins_stack *s
         }
 }
 
-/* The place of a stack in numbers; the one that is not known comes last. */
-static size_t place_of(const struct origins *origins, const struct gr_origins_stack *stack)
+/* The index of a stack's record in numbers; that of the unknown stack comes last. */
+static size_t index_of(const struct origins *origins, const struct gr_origins_stack *stack)
 {
-        return stack ? (size_t)(find_number(origins, number_of(origins, stack)) - origins->numbers)
+        return stack ? (size_t)(find_number(origins, record_number(origins, stack)) - origins->numbers)
                      : origins->record_count;
 }
 
@@ -182,8 +182,8 @@ static int group_blocks(struct origins *origins, const struct origin_stacks *wan
         int rc = -ENOMEM;
 
         origins->list = calloc(origins->block_count + places, sizeof(*origins->list));
-        origins->number_of = calloc(places, sizeof(*origins->number_of));
-        if (!is_wanted || !has_blocks || !origins->list || !origins->number_of)
+        origins->origin_numbers = calloc(places, sizeof(*origins->origin_numbers));
+        if (!is_wanted || !has_blocks || !origins->list || !origins->origin_numbers)
                 goto out;
         qsort(origins->blocks, origins->block_count, sizeof(*origins->blocks), by_stack);
         for (size_t i = 0; i < origins->block_count; i++) {
@@ -195,14 +195,14 @@ static int group_blocks(struct origins *origins, const struct origin_stacks *wan
                         continue;
                 if (origins->count == 0 || origins->list[origins->count - 1].stack != stack)
                         begin_origin(&origins->list[origins->count++], stack);
-                has_blocks[place_of(origins, stack)] = true;
+                has_blocks[index_of(origins, stack)] = true;
                 count_block(&origins->list[origins->count - 1], block);
                 count_block(&origins->whole, block);
                 if (block->sample_bytes > origins->most_sample_bytes)
                         origins->most_sample_bytes = block->sample_bytes;
         }
         for (size_t i = 0; wanted && i < wanted->count; i++)
-                is_wanted[place_of(origins, (const void *)find_record(origins, wanted->list[i], GR_ORIGINS_STACK))] =
+                is_wanted[index_of(origins, (const void *)find_record(origins, wanted->list[i], GR_ORIGINS_STACK))] =
                         true;
         /* Also stacks that had blocks only at the last look: merge_origins may add them to one of the same lines. */
         for (size_t i = 0; i < places; i++) {
@@ -215,7 +215,7 @@ static int group_blocks(struct origins *origins, const struct origin_stacks *wan
                         begin_origin(&origins->list[origins->count++], stack);
         }
         for (size_t i = 0; i < origins->count; i++)
-                origins->list[i].wanted = is_wanted[place_of(origins, origins->list[i].stack)];
+                origins->list[i].wanted = is_wanted[index_of(origins, origins->list[i].stack)];
         rc = 0;
 out:
         free(is_wanted);
@@ -378,7 +378,7 @@ static void merge_origins(struct origins *origins)
                         add_figures(&origins->list[count - 1], origin);
                 else
                         origins->list[count++] = *origin;
-                origins->number_of[place_of(origins, origin->stack)] = (uint32_t)count - 1;
+                origins->origin_numbers[index_of(origins, origin->stack)] = (uint32_t)count - 1;
         }
         origins->number_count = count;
         origins->count = origins->named_count = 0;
@@ -393,7 +393,7 @@ static void merge_origins(struct origins *origins)
 
 uint32_t origins_number(const struct origins *origins, uint32_t stack)
 {
-        return origins->number_of[place_of(origins, (const void *)find_record(origins, stack, GR_ORIGINS_STACK))];
+        return origins->origin_numbers[index_of(origins, (const void *)find_record(origins, stack, GR_ORIGINS_STACK))];
 }
 
 int origins_of_blocks(const struct origins *origins, const struct gr_origins_block *blocks, size_t count,
@@ -443,7 +443,7 @@ static void note_look(const struct origins *origins, uint64_t looked_ns)
                 struct amounts all = {(uint64_t)(origin->all_bytes + 0.5), (uint64_t)(origin->all_blocks + 0.5)};
 
                 if (origin->stack)
-                        amounts[find_number(origins, number_of(origins, origin->stack)) - origins->numbers] = all;
+                        amounts[find_number(origins, record_number(origins, origin->stack)) - origins->numbers] = all;
         }
         for (size_t i = 0; noted && i < origins->record_count; i++) {
                 off_t at = (off_t)origins->numbers[i] * 8 + (off_t)offsetof(struct gr_origins_stack, looked_bytes);

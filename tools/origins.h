@@ -43,9 +43,9 @@ struct origins {
         size_t block_count;
         struct origin *list, whole; /* the largest first */
         size_t count;               /* those that have blocks */
-        size_t named_count;         /* with those behind them that have none, but are wanted */
+        size_t named_count;         /* with those after them that have no blocks but are wanted */
         size_t number_count;        /* all numbers of origins are below */
-        uint32_t *number_of; /* the number, by place of the stack in numbers, and then of the one that is not known */
+        uint32_t *origin_numbers; /* of each record's origin, in the order of numbers; the last: of the unknown stack */
         uint64_t most_sample_bytes; /* of all blocks */
         uint64_t now_ns;            /* since the file began; 0: the program is not running */
         uint64_t since_look_ns;     /* 0: there was no look before, or growth is not asked for */

@@ -155,7 +155,7 @@ static int read_origins(const char *path, struct report *report)
                 put_later(&origins->list[i].oldest_ns, later_ns);
                 put_later(&origins->list[i].newest_ns, later_ns);
         }
-        return wanted.count > 0 ? find_instants(report) : 0;
+        return wanted.count > 0 ? take_snapshots(report) : 0;
 }
 
 static const char *block_word(uint64_t count)
@@ -260,9 +260,9 @@ static void print_report(const char *path, const struct report *report)
                 printf(", at %.3f s", (double)report->peak.at_ns / 1e9);
         printf("\n");
         print_moment(report, &report->peak);
-        if (report->peak_instant) {
+        if (report->peak_snapshot) {
                 snprintf(more, sizeof(more), "gpureclaim report --html %s", path);
-                print_origins(&report->peak_instant->origins, ORIGINS_SHOWN, false, "live at the peak, by origin",
+                print_origins(&report->peak_snapshot->origins, ORIGINS_SHOWN, false, "live at the peak, by origin",
                               more);
         }
         printf("  live at the end: %s in %" PRIu64 " %s\n", gr_size_format(report->end.bytes, a, sizeof(a)),
@@ -345,9 +345,9 @@ static void write_report(const struct report *report)
                 gr_counters_json(&report->trace.counters, &json);
         }
         write_moment(&json, "peak", report, &report->peak);
-        if (report->peak_instant) {
+        if (report->peak_snapshot) {
                 gr_json_object(&json, "peak_by_origin");
-                write_origins(&json, &report->peak_instant->origins);
+                write_origins(&json, &report->peak_snapshot->origins);
                 gr_json_close(&json);
         }
         write_moment(&json, "end", report, &report->end);
@@ -420,9 +420,9 @@ int command_report(const struct arguments *arguments)
                 write_perfetto(&report.trace);
         free(report.peak.groups);
         free(report.end.groups);
-        for (size_t i = 0; i < report.instant_count; i++)
-                free(report.instants[i].origins.list);
-        free(report.instants);
+        for (size_t i = 0; i < report.snapshot_count; i++)
+                free(report.snapshots[i].origins.list);
+        free(report.snapshots);
         free(report.timelines);
         gr_trace_free(&report.trace);
         return rc ? EXIT_FAILURE : EXIT_SUCCESS;

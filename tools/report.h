@@ -1,4 +1,7 @@
-/* What gpureclaim report finds in a trace. report.c reads it; the files that need all of it are here. */
+/*
+ * What gpureclaim report finds in a trace. report.c reads the trace and fills struct report. Below it are the functions
+ * of the files that use all of it.
+ */
 #ifndef GR_TOOL_REPORT_H
 #define GR_TOOL_REPORT_H
 
@@ -7,10 +10,10 @@
 #include "origins.h"
 #include "trace.h"
 
-#define INSTANTS_MOST 100
-#define POINTS_MOST   2000 /* of one GPU, however long the trace is */
-#define ADVICE_MOST   5
-#define ADVICE_BYTES  512
+#define SNAPSHOTS_MOST 100
+#define POINTS_MOST    2000 /* of one GPU, however long the trace is */
+#define ADVICE_MOST    5
+#define ADVICE_BYTES   512
 
 /* Live blocks of one size. */
 struct group {
@@ -27,7 +30,7 @@ struct moment {
         size_t group_count;
 };
 
-/* The memory of one GPU along the time. at: ns, or the number of the operation where the trace has no times. */
+/* The memory of one GPU over time. at: ns, or the number of the operation where the trace has no times. */
 struct timeline {
         struct point {
                 uint64_t at, live_bytes, cached_bytes, other_bytes; /* other: what the pool does not serve */
@@ -40,28 +43,28 @@ struct timeline {
 struct report {
         struct gr_trace trace;
         uint64_t end_ns, allocations, allocated_bytes;
-        uint64_t half_ns, tenth_ns; /* so long lived half of all freed blocks at most, and a tenth at least */
+        uint64_t half_ns, tenth_ns; /* half of the freed blocks lived at most half_ns, a tenth at least tenth_ns */
         bool timed;
         struct moment peak, end;
         struct {
                 uint64_t blocks, bytes;
-        } sizes[64];                /* of all allocations: by the power of two that the size has reached */
+        } sizes[64];                /* of all allocations: [i]: sizes from 2^i to below 2^(i + 1) */
         bool at_is_ns;              /* in the timelines */
         uint64_t last_at;           /* the end of the timelines */
         struct timeline *timelines; /* GR_TRACE_DEVICES; NULL: not asked for */
         bool has_origins;
         char origins_path[PATH_MAX];
         struct origins origins; /* of what was live at the end */
-        /* Only where the trace has stacks, and their file is beside it. */
-        struct instant {
+        /* A time at which it is known which origins had what was live. Only where the trace has stacks. */
+        struct snapshot {
                 uint64_t at; /* as in the timelines */
                 struct origins origins;
-        } * instants;
-        size_t instant_count;
-        const struct instant *peak_instant; /* NULL: there is none */
+        } * snapshots;
+        size_t snapshot_count;
+        const struct snapshot *peak_snapshot; /* NULL: there is none */
 };
 
-/* When an operation of the trace was, as in the timelines. */
+/* The time of operation i, in the unit of the timelines. */
 static inline uint64_t operation_at(const struct report *report, size_t i)
 {
         return report->at_is_ns ? report->trace.ops[i].time_ns : i + 1;
@@ -70,10 +73,10 @@ static inline uint64_t operation_at(const struct report *report, size_t i)
 /* Fills the timelines. 0 or -ENOMEM. */
 int draw_timelines(struct report *report);
 
-/* Finds the instants, once the origins have been read. 0 or -ENOMEM. */
-int find_instants(struct report *report);
+/* Finds the snapshots, once the origins have been read. 0 or -ENOMEM. */
+int take_snapshots(struct report *report);
 
-/* What the peak of live memory would have been without the blocks of this origin. */
+/* What the peak of live memory would have been without the blocks of this origin; 0: out of memory. */
 uint64_t peak_without(const struct report *report, const struct origin *origin);
 
 /* Sentences that say what to do, the most urgent first. Returns how many. */

@@ -1,4 +1,4 @@
-/* The memory of each GPU along the time, as so few points that a page can show a trace of any length (report.h). */
+/* The memory of each GPU over time, as so few points that a page can show a trace of any length (report.h). */
 #include <errno.h>
 #include <stdlib.h>
 

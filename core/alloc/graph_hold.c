@@ -311,6 +311,7 @@ bool gr_graph_holds_are_over(struct gr_core *core)
         return atomic_load_explicit(&core->holds_over, memory_order_relaxed);
 }
 
+/* A broken fence tells of no work, and would keep the block for ever. */
 static bool must_wait(const struct gr_block *block)
 {
         const struct gr_context *context = block->context;
@@ -319,13 +320,21 @@ static bool must_wait(const struct gr_block *block)
                !gr_fence_is_broken(context->fence);
 }
 
+static void unpark_block(struct gr_graph_hold *hold, struct gr_block *block, struct gr_block **list)
+{
+        unlist_block(hold, block);
+        count_parked(block, -1);
+        atomic_store(&block->hold, 0);
+        LL_PREPEND(*list, block);
+}
+
 /*
  * Takes the blocks of context that are parked in holds without users, linked by next. The caller is a visitor of the
- * context, so that it cannot end meanwhile. Leaves what must wait, and says in *ret_waits if there is any. With context
- * NULL: takes blocks that are GONE, of any context, and frees the holds that are then empty.
+ * context, so that it cannot end meanwhile. Leaves what must wait; *ret_waits is set if there is any.
  */
-static struct gr_block *unpark_all(struct gr_core *core, struct gr_context *context, bool *ret_waits)
+static struct gr_block *unpark_in_context(struct gr_context *context, bool *ret_waits)
 {
+        struct gr_core *core = context->core;
         struct gr_block *all = NULL, *block, *next;
         struct gr_graph_hold *hold, *tmp;
 
@@ -334,20 +343,32 @@ static struct gr_block *unpark_all(struct gr_core *core, struct gr_context *cont
                 if (atomic_load(&hold->users) > 0)
                         continue;
                 DL_FOREACH_SAFE (hold->parked, block, next) {
-                        if (context ? block->context != context : gr_block_state(block) != GR_BLOCK_GONE)
+                        if (block->context != context)
                                 continue;
-                        if (context && must_wait(block)) {
+                        if (must_wait(block))
                                 *ret_waits = true;
-                                continue;
-                        }
-                        unlist_block(hold, block);
-                        count_parked(block, -1);
-                        atomic_store(&block->hold, 0);
-                        LL_PREPEND(all, block);
+                        else
+                                unpark_block(hold, block, &all);
                 }
-                if (context)
+        }
+        gr_unlock(&core->holds_lock);
+        return all;
+}
+
+/* Frees the holds without users and blocks. Returns their blocks that are GONE, of any context, linked by next. */
+static struct gr_block *drop_empty_holds(struct gr_core *core)
+{
+        struct gr_block *gone = NULL, *block, *next;
+        struct gr_graph_hold *hold, *tmp;
+
+        gr_lock(&core->holds_lock);
+        HASH_ITER (hh, core->holds, hold, tmp) {
+                if (atomic_load(&hold->users) > 0)
                         continue;
-                if (hold->parked) { /* they wait, or their context is about to end, or to begin: later again */
+                DL_FOREACH_SAFE (hold->parked, block, next)
+                        if (gr_block_state(block) == GR_BLOCK_GONE)
+                                unpark_block(hold, block, &gone);
+                if (hold->parked) { /* they wait, or their context is about to end, or to begin: the next call tries */
                         atomic_store(&core->holds_over, true);
                 } else {
                         HASH_DEL(core->holds, hold);
@@ -355,7 +376,7 @@ static struct gr_block *unpark_all(struct gr_core *core, struct gr_context *cont
                 }
         }
         gr_unlock(&core->holds_lock);
-        return all;
+        return gone;
 }
 
 static bool collect_in(struct gr_context *context, void *arg)
@@ -365,11 +386,11 @@ static bool collect_in(struct gr_context *context, void *arg)
         bool waits = false;
 
         gr_graph_segments_end_use(context);
-        all = unpark_all(context->core, context, &waits);
+        all = unpark_in_context(context, &waits);
         if (waits) {
                 gr_fence_close_soon(context->fence);
                 gr_fence_poll(context->fence);
-                more = unpark_all(context->core, context, &waits);
+                more = unpark_in_context(context, &waits);
                 LL_CONCAT(all, more);
         }
         LL_FOREACH_SAFE (all, block, next) {
@@ -392,7 +413,7 @@ void gr_graph_holds_collect(struct gr_core *core, gr_graph_hold_free *free_block
         if (!gr_graph_holds_are_over(core) || !atomic_exchange(&core->holds_over, false))
                 return;
         gr_context_each(core, -1, collect_in, &free_block);
-        all = unpark_all(core, NULL, NULL);
+        all = drop_empty_holds(core);
         LL_FOREACH_SAFE (all, block, next)
                 gr_block_uncharge_and_delete(block);
 }

@@ -38,9 +38,9 @@ enum gr_entry {
         GR_ENTRY_CAPTURE_BEGIN, /* address: its number in the process */
         GR_ENTRY_CAPTURE_END,
         /*
-         * Comes before the entry of the allocation at address, by the same thread, where origins are noted as well:
-         * its stack is record `bytes` of that file (base/origins_file.h). detail: the sampling size is 1 << detail, or
-         * each block is noted (0).
+         * Comes before the entry of the allocation at address, by the same thread, where origins are noted as well.
+         * bytes: the number of its stack's record in the file of origins (base/origins_file.h). detail: 0 where each
+         * block is noted; else the sampling size is 1 << detail.
          */
         GR_ENTRY_STACK,
         GR_ENTRY_COUNT

@@ -52,7 +52,8 @@ struct gr_context {
         _Atomic unsigned arena_count; /* arenas that are not NULL */
         /*
          * Holds of graphs that share memory here (segment/graph_segments.h): their number and, from bit 32 on, that of
-         * the contexts that had this structure before. Graphs of these may still exist.
+         * the contexts that had this structure before (`number`), whose graphs may still exist. Both are in one word so
+         * that a hold leaves in one step, without a lock.
          */
         _Atomic uint64_t graph_users;
 

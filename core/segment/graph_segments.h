@@ -30,14 +30,14 @@ struct gr_block;
 struct gr_context;
 
 /*
- * A graph of the context shares its memory from now on, until gr_graph_segments_leave is called with the number that
- * this returns. That number is another one for each context that has the structure, so a graph that outlives its
- * context counts for no other. Neither takes a lock.
+ * A hold joins those that share the context's graph segments, until gr_graph_segments_leave is called with the number
+ * that this returns. Each context that gets the structure has a new number, so a graph that outlives its context counts
+ * for no other. Neither takes a lock.
  */
 uint32_t gr_graph_segments_join(struct gr_context *context);
 void gr_graph_segments_leave(struct gr_context *context, uint32_t number);
 
-/* Whether a graph with this number is still one of the context's. */
+/* Whether a hold that joined with this number is still one of the context's. */
 bool gr_graph_segments_joined(struct gr_context *context, uint32_t number);
 
 /*

@@ -194,7 +194,10 @@ GR_HOT_CODE static struct gr_range *find_fit(struct gr_context *context, size_t 
         return range;
 }
 
-/* Whether a request is so small that a worse fit that is usable now is better than a barrier. Any lock may be held. */
+/*
+ * Whether a request is so small, beside the peak of live memory, that a worse fit that is usable now is better than a
+ * barrier. Any lock may be held.
+ */
 static bool is_slight(struct gr_context *context, size_t bytes)
 {
         return bytes <= atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed) / SLIGHT_SHARE;

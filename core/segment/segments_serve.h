@@ -96,7 +96,7 @@ struct gr_block *gr_segments_take(struct gr_context *context, size_t bytes, enum
 
 /*
  * As gr_segments_take, but only from a range that is usable now, and for a request that is small, or slight beside
- * the reserved memory; merges no fastbins. Called where a range of exactly the request's size waits in a fastbin: for
+ * the peak of live memory; merges no fastbins. Called where a range of exactly the request's size waits in a fastbin: for
  * such a request a worse fit is better than a barrier.
  */
 struct gr_block *gr_segments_take_usable(struct gr_context *context, size_t bytes);

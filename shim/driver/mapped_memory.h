@@ -57,15 +57,18 @@ void gr_mapped_disown(uint64_t ptr);
 CUresult gr_mapped_export(uint64_t ptr, struct gr_piece *ret_piece, int *ret_fd);
 
 /*
+ * Somebody outside the library uses what is mapped in [ptr, ptr + bytes): it stays on the device for good. No lock is
+ * held.
+ */
+void gr_mapped_stay(uint64_t ptr, size_t bytes);
+
+/* The addresses of the memory of device that is asleep, or that is not. The caller frees *ret_ptrs. No lock is held. */
+size_t gr_mapped_list(int device, bool asleep, uint64_t **ret_ptrs);
+
+/*
  * How memory of core/ leaves the device and comes back (driver/sleep.h). Nothing may use it meanwhile, and only one
  * thread may call these for one memory, between begin_move and end_move. No lock is held.
  */
-
-/* Somebody outside the library uses what is mapped in [ptr, ptr + bytes): it stays on the device for good. */
-void gr_mapped_stay(uint64_t ptr, size_t bytes);
-
-/* The addresses of the memory of device that is asleep, or that is not. The caller frees *ret_ptrs. */
-size_t gr_mapped_list(int device, bool asleep, uint64_t **ret_ptrs);
 
 /* NULL: there is none at ptr in that state, another thread moves it, or it has to stay. */
 struct gr_memory *gr_mapped_begin_move(uint64_t ptr, bool asleep);

@@ -21,7 +21,7 @@ static struct gr_graph_hold *unknown_hold GR_GUARDED_BY(capturing_lock);
 static _Atomic unsigned objects; /* how many user objects made here the driver still has */
 static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
 /* The number of the capture that the thread has submitted work to last. */
-static _Thread_local __attribute__((tls_model("initial-exec"))) uint64_t works_for;
+static _Thread_local __attribute__((tls_model("initial-exec"))) uint64_t last_worked_for;
 static pthread_key_t thread_key; /* set in threads that have begun a capture: thread_ends */
 static bool thread_key_made;
 
@@ -247,7 +247,7 @@ bool gr_captures_refuse(void)
 }
 
 /* Lock held. The hold of what the capture is given, from its first allocation on. NULL: no memory for it. */
-static GR_HELD(capturing_lock) struct gr_graph_hold *hold_of(struct gr_capture *capture, struct gr_context *context)
+static GR_HELD(capturing_lock) struct gr_graph_hold *ensure_hold(struct gr_capture *capture, struct gr_context *context)
 {
         gr_assert_locked(&capturing_lock);
         if (!capture->hold)
@@ -265,12 +265,12 @@ bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_
 
         gr_lock(&capturing_lock);
         if (count_refusing(mode, &first) == 1) {
-                hold = hold_of(first, context);
+                hold = ensure_hold(first, context);
                 if (shared ? first->unordered : first->forked)
                         hold = NULL;
                 single_stream = !first->forked;
                 /* A thread that has no part in the capture keeps data of its own, which launches must not overwrite. */
-                if (first->thread != &per_thread_stream && first->number != works_for)
+                if (first->thread != &per_thread_stream && first->number != last_worked_for)
                         hold = NULL;
         }
         if (hold)
@@ -311,7 +311,7 @@ void gr_captures_note_work(CUstream stream, enum gr_null_stream null_stream)
         for (unsigned i = 0; i < capturing_count && !captured; i++) {
                 captured = capturing[i].stream == identity && capturing[i].current == current;
                 if (captured)
-                        works_for = capturing[i].number;
+                        last_worked_for = capturing[i].number;
         }
         for (unsigned i = 0; i < capturing_count && !captured; i++)
                 if (capturing[i].thread == &per_thread_stream || capturing[i].mode == CU_STREAM_CAPTURE_MODE_GLOBAL)
@@ -329,7 +329,7 @@ void gr_captures_hold(struct gr_context *context, uint64_t ptr)
         gr_lock(&capturing_lock);
         count = count_refusing(mode, &first);
         /* With several captures it is not known which of their graphs uses the block. */
-        hold = count == 1 ? hold_of(first, context) : NULL;
+        hold = count == 1 ? ensure_hold(first, context) : NULL;
         if (!hold)
                 hold = unknown_hold;
         if (count > 0)

@@ -90,7 +90,7 @@ void gr_captures_hold(struct gr_context *context, uint64_t ptr);
 
 /*
  * As gr_pool_alloc_in_hold, for an allocation that gr_captures_hold would give a hold. False: no block of its capture
- * can serve again.
+ * can serve again, or the thread has no part in the capture.
  */
 bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
@@ -129,7 +129,7 @@ static inline void gr_capture_may_fork(CUstream stream, enum gr_null_stream null
 /*
  * Called before the calling thread submits work to the stream, while a capture is open. Work that is not captured may
  * use what a capture was given, and still run when its graph is launched. So from then on no memory serves twice in
- * that capture.
+ * that capture. If the stream is captured, the thread has a part in that capture from now on.
  */
 void gr_captures_note_work(CUstream stream, enum gr_null_stream null_stream);
 

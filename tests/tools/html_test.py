@@ -48,7 +48,7 @@ def write_trace(path, entries, command="app"):
 
 
 def write_origins(path, stacks):
-    """stacks: (bytes of one block, or None, and names of Python's functions, innermost first). Returns their numbers."""
+    """stacks: (bytes of a block or None, names of Python's functions, innermost first). Returns their numbers."""
     records, blocks, numbers, stack_numbers = b"", b"", {}, []
 
     def add(kind, content):
@@ -235,8 +235,8 @@ def test_names(folder):
     page = report("--html", path)
     data = data_of(page)
     check(data["program"] == HOSTILE, f"names: {data['program']}")
-    check(data["origins"]["instants"] == [[data["last"], 6 * MIB, 2, 0, 4 * MIB, 1, 2 * MIB]],
-          f"names: {data['origins']['instants']}")
+    check(data["origins"]["snapshots"] == [[data["last"], 6 * MIB, 2, 0, 4 * MIB, 1, 2 * MIB]],
+          f"names: {data['origins']['snapshots']}")
     check(data["origins"]["stacks"][0] == [HOSTILE + " (a file.py:31)", "outer (a file.py:31)"], "names: frames")
     check(data["advice"][-1].startswith("6.000 MiB was never freed, 4.000 MiB of it allocated by </script>"),
           f"names: {data['advice']}")
@@ -246,56 +246,58 @@ def test_names(folder):
     return file.name
 
 
-def test_instants(folder):
-    """Origins along the time, of a trace that has stacks. Returns the page's path."""
-    path = os.path.join(folder, "instants.trace")
-    load, keep, late = write_origins(os.path.join(folder, "instants.origins"),
+def test_snapshots(folder):
+    """Origins over time, of a trace that has stacks. Returns the page's path."""
+    path = os.path.join(folder, "snapshots.trace")
+    load, keep, late = write_origins(os.path.join(folder, "snapshots.origins"),
                                      [(None, ["load", "main"]), (2 * MIB, ["keep", "main"]), (MIB, ["late", "main"])])
     write_trace(path, [
         (0, STACK, NOWHERE, 0, 0x1000, keep), (1, HIT, 0, 0, 0x1000, 2 * MIB),
-        (2, STACK, NOWHERE, 0, 0x2000, load), (3, MISS, 0, 0, 0x2000, 8 * MIB), (SECOND // 2, FREE, NOWHERE, 0, 0x2000, 0),
+        (2, STACK, NOWHERE, 0, 0x2000, load), (3, MISS, 0, 0, 0x2000, 8 * MIB),
+        (SECOND // 2, FREE, NOWHERE, 0, 0x2000, 0),
         (2 * SECOND, STACK, NOWHERE, 0, 0x3000, late), (2 * SECOND, HIT, 0, 0, 0x3000, MIB),
         (2 * SECOND + 1, HIT, 0, 0, 0x4000, MIB // 2)])  # without a stack, as where only a sample is noted
     page = report("--html", path)
     data = data_of(page)
-    check(data["origins"]["instants"] == [[2, 10 * MIB, 2, 0, 8 * MIB, 1, 2 * MIB], [SECOND // 2 - 1, 2 * MIB, 1, 1, 2 * MIB],
-                                          [2 * SECOND, 3 * MIB, 2, 1, 2 * MIB, 2, MIB]],
-          f"instants: {data['origins']['instants']}")
-    check([stack[0] for stack in data["origins"]["stacks"]] == [f"{name} (a file.py:31)"
-                                                                for name in ("load", "keep", "late")], "instants: stacks")
-    check(data["origins"]["peak"] == 0, "instants: the peak")
+    origins = data["origins"]
+    check(origins["snapshots"] == [[2, 10 * MIB, 2, 0, 8 * MIB, 1, 2 * MIB],
+                                  [SECOND // 2 - 1, 2 * MIB, 1, 1, 2 * MIB],
+                                  [2 * SECOND, 3 * MIB, 2, 1, 2 * MIB, 2, MIB]], f"snapshots: {origins['snapshots']}")
+    check([stack[0] for stack in origins["stacks"]] == [f"{name} (a file.py:31)" for name in ("load", "keep", "late")],
+          "snapshots: stacks")
+    check(origins["peak"] == 0, "snapshots: the peak")
     check(data["advice"][0] == "80 % of the peak of 10.000 MiB was allocated by load (a file.py:31). Without that the "
-          "peak would be 3.500 MiB.", f"instants: {data['advice']}")
-    check("live at the peak, by origin: 10.000 MiB in 2 blocks of 2 origins" in report(path), "instants: the text")
+          "peak would be 3.500 MiB.", f"snapshots: {data['advice']}")
+    check("live at the peak, by origin: 10.000 MiB in 2 blocks of 2 origins" in report(path), "snapshots: the text")
     by_origin = json.loads(report("--json", path))["peak_by_origin"]
-    check([origin["bytes"] for origin in by_origin["origins"]] == [8 * MIB, 2 * MIB], f"instants: {by_origin}")
+    check([origin["bytes"] for origin in by_origin["origins"]] == [8 * MIB, 2 * MIB], f"snapshots: {by_origin}")
 
     # A sample: a block of the sampling size or more stands for itself, a smaller one for more; an unknown stack is one.
     write_trace(path, [(0, STACK, NOWHERE, 22, 0x1000, keep), (1, HIT, 0, 0, 0x1000, 4 * MIB),
                        (2, STACK, NOWHERE, 22, 0x2000, 1), (3, HIT, 0, 0, 0x2000, MIB)])
-    instant = data_of(report("--html", path))["origins"]["instants"][-1]
-    check(instant[2] == 2 and instant[6] == 4 * MIB and abs(instant[4] / (MIB / (1 - math.exp(-1 / 4))) - 1) < 0.001,
-          f"instants: a sample: {instant}")
-    with open(os.path.join(folder, "instants.html"), "w", encoding="utf-8") as file:
+    snapshot = data_of(report("--html", path))["origins"]["snapshots"][-1]
+    check(snapshot[2] == 2 and snapshot[6] == 4 * MIB and abs(snapshot[4] / (MIB / (1 - math.exp(-1 / 4))) - 1) < 0.001,
+          f"snapshots: a sample: {snapshot}")
+    with open(os.path.join(folder, "snapshots.html"), "w", encoding="utf-8") as file:
         file.write(page)
     return file.name
 
 
-def test_instants_in_browser(browser, path):
+def test_snapshots_in_browser(browser, path):
     def shown():
-        return browser.value("[document.querySelector('#instant').textContent, "
+        return browser.value("[document.querySelector('#snapshot').textContent, "
                              "...[...document.querySelectorAll('#flame button')].map(b => b.textContent)]")
 
     browser.open(path)
     check(shown() == ["At 0.000 s: 10.00 MiB of 2 origins.", "all 10.00 MiB", "main (a file.py:31) 10.00 MiB",
-                      "load (a file.py:31) 8.00 MiB", "keep (a file.py:31) 2.00 MiB"], f"instants: at first: {shown()}")
+                      "load (a file.py:31) 8.00 MiB", "keep (a file.py:31) 2.00 MiB"], f"at first: {shown()}")
     browser.click("svg.time")  # in the middle of it, at a second
-    check(shown()[0] == "At 0.500 s: 2.00 MiB of 1 origin.", f"instants: clicked: {shown()}")
-    browser.click("#instant + p button:last-child")
-    check(shown()[0] == "At 2.000 s: 3.00 MiB of 2 origins." and "late" in shown()[-1], f"instants: the end: {shown()}")
-    browser.click("#instant + p button:first-child")
-    check(shown()[0].startswith("At 0.000 s"), f"instants: the peak: {shown()}")
-    check(not browser.errors, f"instants: {browser.errors}")
+    check(shown()[0] == "At 0.500 s: 2.00 MiB of 1 origin.", f"clicked: {shown()}")
+    browser.click("#snapshot + p button:last-child")
+    check(shown()[0] == "At 2.000 s: 3.00 MiB of 2 origins." and "late" in shown()[-1], f"the end: {shown()}")
+    browser.click("#snapshot + p button:first-child")
+    check(shown()[0].startswith("At 0.000 s"), f"snapshots: the peak: {shown()}")
+    check(not browser.errors, f"snapshots: {browser.errors}")
 
 
 def test_in_browser(browser, path):
@@ -335,13 +337,13 @@ def main():
         test_sentences(folder)
         test_bounds(folder)
         path = test_names(folder)
-        instants = test_instants(folder)
+        snapshots = test_snapshots(folder)
         if not program:
             print("no chromium: the page was not tried in a browser")
             return failed
         browser = Browser(program, os.path.join(folder, "profile"))
         try:
-            test_instants_in_browser(browser, instants)
+            test_snapshots_in_browser(browser, snapshots)
             test_in_browser(browser, path)
         finally:
             browser.end()

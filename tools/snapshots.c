@@ -1,36 +1,36 @@
-/* Which lines had allocated what was live along the time (report.h). */
+/* Which origins had the live memory, at up to SNAPSHOTS_MOST times (report.h). */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "report.h"
 
-/* Of each part of the time the instant at which most was live, so that the peak is among them; and the end. */
-#define PARTS (INSTANTS_MOST - 1)
+/* The time is cut into parts. There is a snapshot of each, where most was live, so also of the peak; and of the end. */
+#define PARTS (SNAPSHOTS_MOST - 1)
 
-/* Finds after how many operations the instants are, in ascending order. Returns how many there are. */
-static size_t choose_instants(const struct report *report, size_t ret[INSTANTS_MOST])
+/* Finds after how many operations the snapshots are, in ascending order. Returns how many there are. */
+static size_t choose_snapshots(const struct report *report, size_t ret[SNAPSHOTS_MOST])
 {
         const struct gr_trace *trace = &report->trace;
         uint64_t live = 0, most = 0;
         size_t count = 0, part = SIZE_MAX;
 
         for (size_t i = 0; i < trace->count; i++) {
-                size_t now = (size_t)((double)operation_at(report, i) / ((double)report->last_at + 1) * PARTS);
+                size_t at_part = (size_t)((double)operation_at(report, i) / ((double)report->last_at + 1) * PARTS);
 
                 live += trace->ops[i].is_free ? -trace->ops[i].bytes : trace->ops[i].bytes;
-                count += now != part;
-                if (now != part || live > most) {
+                count += at_part != part;
+                if (at_part != part || live > most) {
                         most = live;
                         ret[count - 1] = i + 1;
                 }
-                part = now;
+                part = at_part;
         }
         if (count > 0 && ret[count - 1] < trace->count)
                 ret[count++] = trace->count;
         return count;
 }
 
-/* What the file of origins would say of the block. */
+/* What the file of origins would say of the block. No address: it is freed, or was not noted, and does not count. */
 static struct gr_origins_block block_of(const struct report *report, const struct gr_trace_op *op)
 {
         return (struct gr_origins_block){
@@ -43,26 +43,26 @@ static struct gr_origins_block block_of(const struct report *report, const struc
         };
 }
 
-int find_instants(struct report *report)
+int take_snapshots(struct report *report)
 {
         const struct gr_trace *trace = &report->trace;
         struct gr_origins_block *blocks = calloc(trace->slot_count + 1, sizeof(*blocks)); /* by slot */
-        size_t counts[INSTANTS_MOST], count = choose_instants(report, counts);
+        size_t counts[SNAPSHOTS_MOST], count = choose_snapshots(report, counts);
         int rc;
 
-        report->instants = calloc(count + 1, sizeof(*report->instants));
-        rc = blocks && report->instants ? 0 : -ENOMEM;
-        for (size_t i = 0; !rc && report->instant_count < count; i++) {
-                struct instant *instant = &report->instants[report->instant_count];
+        report->snapshots = calloc(count + 1, sizeof(*report->snapshots));
+        rc = blocks && report->snapshots ? 0 : -ENOMEM;
+        for (size_t i = 0; !rc && report->snapshot_count < count; i++) {
+                struct snapshot *snapshot = &report->snapshots[report->snapshot_count];
 
                 blocks[trace->ops[i].slot] = block_of(report, &trace->ops[i]);
-                if (i + 1 < counts[report->instant_count])
+                if (i + 1 < counts[report->snapshot_count])
                         continue;
-                instant->at = i + 1 < trace->count ? operation_at(report, i) : report->last_at;
-                rc = origins_of_blocks(&report->origins, blocks, trace->slot_count, &instant->origins);
+                snapshot->at = i + 1 < trace->count ? operation_at(report, i) : report->last_at;
+                rc = origins_of_blocks(&report->origins, blocks, trace->slot_count, &snapshot->origins);
                 if (i + 1 == report->peak.operations)
-                        report->peak_instant = instant;
-                report->instant_count += !rc;
+                        report->peak_snapshot = snapshot;
+                report->snapshot_count += !rc;
         }
         free(blocks);
         return rc;
@@ -79,6 +79,7 @@ uint64_t peak_without(const struct report *report, const struct origin *origin)
                 struct gr_origins_block block = block_of(report, op);
                 double bytes = (double)op->bytes;
 
+                /* A block that is noted stands for others as well. Without these, too, the sum may fall below 0. */
                 if (block.address && origins_number(&report->origins, op->stack) == origin->number)
                         bytes -= bytes * gr_origins_weight(block.bytes, block.sample_bytes);
                 if (op->is_free)
