@@ -95,8 +95,8 @@ enum gr_segments_from {
 struct gr_block *gr_segments_take(struct gr_context *context, size_t bytes, enum gr_segments_from from);
 
 /*
- * As gr_segments_take, but only from a range that is usable now, and for a request that is small, or slight beside
- * the peak of live memory; merges no fastbins. Called where a range of exactly the request's size waits in a fastbin: for
+ * As gr_segments_take, but only from a range that is usable now, and for a request that is small, or slight beside the
+ * peak of live memory; merges no fastbins. Called where a range of exactly the request's size waits in a fastbin: for
  * such a request a worse fit is better than a barrier.
  */
 struct gr_block *gr_segments_take_usable(struct gr_context *context, size_t bytes);
