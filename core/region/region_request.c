@@ -167,8 +167,25 @@ static int by_ease(const void *left, const void *right)
         return 0;
 }
 
+static int by_idle_time(const void *left, const void *right)
+{
+        uint64_t a = ((const struct candidate *)left)->member.idle_since_ns;
+        uint64_t b = ((const struct candidate *)right)->member.idle_since_ns;
+
+        return (a > b) - (a < b);
+}
+
+/* Whether another process may put this one to sleep. */
+static bool may_sleep(const struct gr_member *member, uint64_t now)
+{
+        return member->idle_since_ns > 0 && now > member->idle_since_ns &&
+               now - member->idle_since_ns >= GR_REGION_IDLE_NS;
+}
+
+enum ask { ASK_ALL, ASK_CACHED, ASK_SLEEP };
+
 /* Lists the members that may be asked. */
-static size_t find_candidates(struct gr_region *region, bool cached_only, struct candidate *ret)
+static size_t find_candidates(struct gr_region *region, enum ask ask, struct candidate *ret)
 {
         uint64_t now = region->ops->now_ns();
         size_t count = 0;
@@ -177,7 +194,8 @@ static size_t find_candidates(struct gr_region *region, bool cached_only, struct
                 struct gr_member *member = &ret[count].member;
 
                 if ((int)i == region->slot || gr_region_read(region, i, member) != 0 ||
-                    (cached_only && member->figures[GR_FIGURE_cached] == 0))
+                    (ask == ASK_CACHED && member->figures[GR_FIGURE_cached] == 0) ||
+                    (ask == ASK_SLEEP && !may_sleep(member, now)))
                         continue;
                 if (atomic_load(&region->silent_owner[i]) == member->owner &&
                     !is_answered(atomic_load(&region->map->slots[i].answer), atomic_load(&region->silent_sequence[i])))
@@ -204,11 +222,11 @@ static bool may_answer(struct gr_region *region, const struct gr_member *member)
 }
 
 /*
- * Asks the first candidates, as many as should suffice, and waits for their answers. Adds the bytes that they say they
- * gave to *given. Returns for how many of the candidates that was done; at least 1.
+ * Asks the first candidates, as many as should suffice, or orders the first one to sleep, and waits for their answers.
+ * Adds the bytes that they say they gave to *given. Returns for how many of the candidates that was done; at least 1.
  */
-static size_t ask_round(struct gr_region *region, struct candidate *candidates, size_t count, uint64_t want_bytes,
-                        struct patience *left, uint64_t *given)
+static size_t ask_round(struct gr_region *region, enum ask ask, struct candidate *candidates, size_t count,
+                        uint64_t want_bytes, struct patience *left, uint64_t *given)
 {
         struct gr_patience patience = {.begin_ns = region->ops->now_ns()};
         uint64_t hoped = 0;
@@ -216,7 +234,7 @@ static size_t ask_round(struct gr_region *region, struct candidate *candidates, 
         size_t seen = 0;
 
         assert(count > 0 && want_bytes > 0);
-        for (; seen < count && (seen == 0 || hoped < want_bytes); seen++) {
+        for (; seen < count && (seen == 0 || (hoped < want_bytes && ask != ASK_SLEEP)); seen++) {
                 struct candidate *one = &candidates[seen];
                 uint64_t cached = one->member.figures[GR_FIGURE_cached];
 
@@ -228,15 +246,17 @@ static size_t ask_round(struct gr_region *region, struct candidate *candidates, 
                  * Candidates that publish no cached memory come last, and are asked together, each for all that is
                  * missing.
                  */
-                one->sequence =
-                        gr_region_request(region, one->member.slot,
-                                          &(struct gr_request){.want_bytes = want_bytes - (cached ? hoped : 0)});
+                one->sequence = gr_region_request(
+                        region, one->member.slot,
+                        ask == ASK_SLEEP ? &(struct gr_request){.orders = GR_ORDER_SLEEP_IDLE}
+                                         : &(struct gr_request){.want_bytes = want_bytes - (cached ? hoped : 0)});
                 hoped += cached == UINT64_MAX ? 0 : cached;
         }
         /* Half of the time left is kept for candidates that have not been asked yet. */
         patience.quiet_ns = seen < count ? (left->quiet_ns + 1) / 2 : left->quiet_ns;
         patience.deadline_ns = left->deadline_ns;
-        if (seen < count && left->deadline_ns > patience.begin_ns)
+        /* But not of what one that falls asleep may take: its memory would come too late. */
+        if (seen < count && left->deadline_ns > patience.begin_ns && ask != ASK_SLEEP)
                 patience.deadline_ns -= (left->deadline_ns - patience.begin_ns) / 2;
         for (size_t i = 0; i < seen; i++) {
                 struct candidate *one = &candidates[i];
@@ -287,12 +307,27 @@ bool gr_region_awaited(struct gr_region *region)
         return false;
 }
 
+/* Asks one after the other until enough has come back, or the time is over. Adds to *given, as ask_round. */
+static void ask_in_turn(struct gr_region *region, enum ask ask, struct candidate *candidates, uint64_t want_bytes,
+                        struct patience *left, uint64_t *given)
+{
+        size_t count = find_candidates(region, ask, candidates), asked = 0;
+        uint64_t bytes = 0;
+
+        for (size_t i = 0; i < count; i++)
+                bytes += candidates[i].member.reserved_bytes;
+        if (ask == ASK_SLEEP && bytes < want_bytes - *given)
+                return;
+        qsort(candidates, count, sizeof(*candidates), ask == ASK_SLEEP ? by_idle_time : by_ease);
+        while (asked < count && *given < want_bytes && left->quiet_ns > 0 && region->ops->now_ns() < left->deadline_ns)
+                asked += ask_round(region, ask, candidates + asked, count - asked, want_bytes - *given, left, given);
+}
+
 uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t quiet_ns, bool cached_only)
 {
         struct patience left = {.quiet_ns = quiet_ns};
         struct gr_slot *own = slot_of_process(region);
         struct candidate *candidates;
-        size_t count, asked = 0;
         uint64_t given = 0;
 
         if (!own || want_bytes == 0 || quiet_ns == 0)
@@ -303,10 +338,9 @@ uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t q
         gr_region_sweep_again(region);
         gr_region_waiting(region, (int64_t)want_bytes);
         left.deadline_ns = region->ops->now_ns() + (quiet_ns > GR_REGION_ASK_NS ? quiet_ns : GR_REGION_ASK_NS);
-        count = find_candidates(region, cached_only, candidates);
-        qsort(candidates, count, sizeof(*candidates), by_ease);
-        while (asked < count && given < want_bytes && left.quiet_ns > 0 && region->ops->now_ns() < left.deadline_ns)
-                asked += ask_round(region, candidates + asked, count - asked, want_bytes - given, &left, &given);
+        ask_in_turn(region, cached_only ? ASK_CACHED : ASK_ALL, candidates, want_bytes, &left, &given);
+        if (given < want_bytes)
+                ask_in_turn(region, ASK_SLEEP, candidates, want_bytes, &left, &given);
         gr_region_waiting(region, -(int64_t)want_bytes);
         free(candidates);
         return given;

@@ -283,22 +283,32 @@ static void obey_request(struct member *member, const struct gr_request *request
                 gr_core.wake(&gr_core);
 }
 
+/* Shows the others what the process has on the device, and since when it could be put to sleep. */
+static void publish(struct member *member, struct gr_region *region, bool changed)
+{
+        uint64_t figures[GR_FIGURE_COUNT];
+
+        gr_figures_of_device(member->device, figures);
+        gr_region_offer_sleep(region, gr_sleep_idle_since(member->device->ordinal));
+        gr_region_publish(region, figures, changed);
+}
+
 static void serve_one(struct member *member, struct gr_region *region)
 {
-        uint64_t figures[GR_FIGURE_COUNT], given = 0;
         struct gr_request request;
+        uint64_t given = 0;
 
         if (!gr_region_take(region, &request))
                 return;
         obey_request(member, &request);
-        if (request.orders & GR_ORDER_SLEEP)
-                given = gr_sleep_begin(member->device->ordinal);
-        else if (request.want_bytes > 0)
+        if (request.orders & (GR_ORDER_SLEEP | GR_ORDER_SLEEP_IDLE))
+                given = gr_sleep_begin(member->device->ordinal,
+                                       request.orders & GR_ORDER_SLEEP ? 0 : GR_REGION_IDLE_NS);
+        if (given == 0 && request.want_bytes > 0) /* another process may ask for that at the same time */
                 given = give_to_neighbour(member, &request);
         if (request.orders & GR_ORDER_REFRESH)
                 gr_context_each(&gr_core, member->device->ordinal, refresh_device, NULL);
-        gr_figures_of_device(member->device, figures);
-        gr_region_publish(region, figures, false);
+        publish(member, region, false);
         gr_region_answer(region, &request, given);
 }
 
@@ -373,7 +383,7 @@ static void *serve_neighbours(void *arg)
 {
         struct member *member = arg;
         struct gr_region *region, *again;
-        uint64_t figures[GR_FIGURE_COUNT], before = 0, now, pause_ns = PUBLISH_NS;
+        uint64_t before = 0, now, pause_ns = PUBLISH_NS;
         int rc;
 
         gr_operations_relax_captures();
@@ -385,11 +395,10 @@ static void *serve_neighbours(void *arg)
                 bool changed;
 
                 serve_one(member, region);
-                gr_figures_of_device(member->device, figures);
                 now = sum_activity(member);
                 changed = now != before;
                 before = now;
-                gr_region_publish(region, figures, changed);
+                publish(member, region, changed);
                 gr_region_look_after_next(region);
                 pause_ns = changed || gr_region_awaited(region) ? PUBLISH_NS
                            : pause_ns * 2 < QUIET_NS            ? pause_ns * 2

@@ -28,11 +28,12 @@
 #define WAKE_NS      UINT64_C(10000000000) /* longest wait for memory to be had again, unless GPURECLAIM_WAIT is set */
 #define PAUSE_NS     UINT64_C(2000000)     /* between two tries to have it */
 #define MOVERS_NS    UINT64_C(100000)      /* between two looks whether the movers are done */
+#define PASS         (UINT64_C(1) << 32) /* what a call that passes the gate adds; below it those inside are counted */
 
 GR_HOT_DATA _Atomic bool gr_sleep_on;
 static _Atomic bool shut, ending;
 static _Atomic unsigned waiting;   /* threads at the gate while it is shut */
-static struct gr_sharded inside;   /* calls that have passed it */
+static struct gr_sharded calls;    /* how many have passed it, in PASS each, and how many of them are inside */
 static uint64_t most_host_bytes;   /* constant once set up */
 static unsigned most_movers;       /* likewise: processors come and go, and the pinned memory stays */
 static _Thread_local bool working; /* this thread puts the process to sleep or wakes it: it does not wait for itself */
@@ -43,8 +44,16 @@ static struct gr_lock sleep_lock = GR_LOCK_INIT(GR_RANK_SLEEP);
 static struct {
         struct gr_context *context; /* NULL: there is none yet */
         uint32_t number;            /* of the context, as its structure may have another owner by now */
-        char *buffers;
+        char *buffers[MOVERS_MAX];
+        unsigned count;
 } ring GR_GUARDED_BY(sleep_lock);
+
+/* What the last look at the gate found. */
+static struct {
+        uint64_t passes;   /* calls that had passed it */
+        uint64_t since_ns; /* since when the process has been idle; 0: it is not */
+        uint64_t vain;     /* a bit for each device of which all that can has left since then */
+} rest GR_GUARDED_BY(sleep_lock);
 
 /* Memory that moves, shared by the movers. */
 struct job {
@@ -53,7 +62,8 @@ struct job {
         size_t count;
         bool out;
         CUstream stream;
-        char *buffers; /* NULL: copied without them */
+        char *const *buffers;  /* of each mover */
+        unsigned buffer_count; /* movers after these copy without */
         _Atomic size_t next;
         _Atomic unsigned movers, running;
         _Atomic uint64_t moved_bytes;
@@ -208,8 +218,8 @@ static void move_one_by_one(struct job *job)
                                                        CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
                         if (result != CUDA_SUCCESS)
                                 mover.events[i] = NULL;
-                        else if (job->buffers)
-                                mover.buffers[i] = job->buffers + (2 * index + (unsigned)i) * BUFFER_BYTES;
+                        else if (index < job->buffer_count)
+                                mover.buffers[i] = job->buffers[index] + (size_t)i * BUFFER_BYTES;
                 }
                 result = CUDA_SUCCESS; /* without an event the buffer is not used */
                 while (result == CUDA_SUCCESS && atomic_load(&job->result) == CUDA_SUCCESS) {
@@ -244,7 +254,7 @@ static void *mover_main(void *arg)
 /* Moves what the job has, by as many threads as there are buffers for. */
 static void move_all(struct job *job)
 {
-        for (unsigned i = 1; job->buffers && i < most_movers && i < job->count; i++) {
+        for (unsigned i = 1; i < job->buffer_count && i < job->count; i++) {
                 atomic_fetch_add(&job->running, 1);
                 if (!gr_workers_start_thread(mover_main, job)) {
                         atomic_fetch_sub(&job->running, 1);
@@ -252,8 +262,10 @@ static void move_all(struct job *job)
                 }
         }
         move_one_by_one(job);
-        while (atomic_load(&job->running) > 0)
+        while (atomic_load(&job->running) > 0) {
+                gr_operations_callbacks->going_on();
                 gr_driver.sleep_ns(MOVERS_NS);
+        }
 }
 
 /* Moves all with the pinned memory, in a visit of its context, which cannot end meanwhile. */
@@ -265,24 +277,30 @@ GR_NOT_CHECKED static bool move_with_ring(struct gr_context *context, void *arg)
         if (context != ring.context || atomic_load(&context->number) != ring.number)
                 return true;
         job->buffers = ring.buffers;
+        job->buffer_count = ring.count;
         move_all(job);
         return false;
 }
 
-/* Takes pinned memory in the context, for good, as pinning takes long. NULL: it cannot be had. */
-GR_HELD(sleep_lock) static char *make_ring(struct gr_context *context)
+/*
+ * Takes pinned memory in the context, for good, as pinning takes long: for one mover after the other, so that whoever
+ * asked for the sleep sees that it goes on. There may be less than for all, or none.
+ */
+GR_HELD(sleep_lock) static void make_ring(struct gr_context *context)
 {
-        size_t bytes = 2 * BUFFER_BYTES * most_movers;
         void *buffers;
 
         gr_assert_locked(&sleep_lock);
-        ring.context = NULL;
-        if (!gr_real.cuMemHostAlloc ||
-            gr_real.cuMemHostAlloc(&buffers, bytes, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
-                return NULL;
         ring.context = context;
         ring.number = atomic_load(&context->number);
-        return ring.buffers = buffers;
+        for (ring.count = 0; ring.count < most_movers && gr_real.cuMemHostAlloc; ring.count++) {
+                if (gr_real.cuMemHostAlloc(&buffers, 2 * BUFFER_BYTES, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
+                        break;
+                ring.buffers[ring.count] = buffers;
+                gr_operations_callbacks->going_on();
+        }
+        if (ring.count == 0)
+                ring.context = NULL;
 }
 
 /* Moves count memories, all of them in begin_move. Returns the bytes that were moved; *ret_result: the first error. */
@@ -303,7 +321,9 @@ static uint64_t move_memories(struct gr_context *context, bool out, struct gr_me
         else
                 atomic_store(&job.result, CUDA_ERROR_INVALID_CONTEXT);
         if (job.stream && !job.buffers) { /* there is none yet, or its context ends */
-                job.buffers = make_ring(context);
+                make_ring(context);
+                job.buffers = ring.buffers;
+                job.buffer_count = ring.count;
                 move_all(&job);
         }
         gr_real.cuCtxPopCurrent_v2(&popped);
@@ -392,14 +412,26 @@ static uint64_t wait_until_ns(void)
         return gr_driver.now_ns() + (gr_options.from_env[GR_OPTION_WAIT] ? gr_options.wait : WAKE_NS);
 }
 
+/* How much must come back before the memory of the context's device can return. */
+static uint64_t missing_bytes(struct gr_context *context)
+{
+        const struct gr_group *group = atomic_load(&context->device->group);
+        uint64_t need = atomic_load(&context->device->asleep_bytes), have, total;
+
+        if (gr_driver.mem_info(context->handle, &have, &total))
+                have = 0;
+        if (group)
+                have = gr_min(have, group->room(group->arg));
+        return have < need ? need - have : need;
+}
+
 /*
  * Brings back the memory of one device: all of it is taken first, as processes that each had a part would wait for each
- * other. While the device is full, own cached memory and neighbours give some.
+ * other. While the device is full, own cached memory and neighbours give some, and idle ones may fall asleep.
  */
 GR_NOT_CHECKED static bool return_to(struct gr_context *context, void *arg)
 {
         uint64_t until_ns = wait_until_ns();
-        struct gr_device *device = context->device;
         struct plan *plan = arg;
 
         gr_assert_locked(&sleep_lock);
@@ -422,7 +454,7 @@ GR_NOT_CHECKED static bool return_to(struct gr_context *context, void *arg)
                         return false;
                 gr_rung_run(context, GR_RUNG_TRIM, UINT64_MAX);
                 if (gr_core.ask_neighbours)
-                        gr_core.ask_neighbours(&gr_core, device, atomic_load(&device->asleep_bytes));
+                        gr_core.ask_neighbours(&gr_core, context->device, missing_bytes(context));
                 gr_driver.sleep_ns(PAUSE_NS);
         }
 }
@@ -482,7 +514,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
                 pass->result = bring_back(&missing);
                 gr_operations_restore_captures(mode);
                 if (pass->result == CUDA_SUCCESS && missing) {
-                        atomic_fetch_add(part, 1);
+                        atomic_fetch_add(part, PASS + 1);
                         pass->inside = part;
                 } else if (pass->result == CUDA_SUCCESS) {
                         atomic_store(&shut, false);
@@ -497,9 +529,9 @@ struct gr_pass gr_sleep_enter(void)
         struct gr_pass pass = {.result = CUDA_SUCCESS};
 
         while (!working && !pass.inside && pass.result == CUDA_SUCCESS && gr_shim_ready()) {
-                _Atomic uint64_t *part = &inside.shards[gr_shard()].part;
+                _Atomic uint64_t *part = &calls.shards[gr_shard()].part;
 
-                atomic_fetch_add(part, 1);
+                atomic_fetch_add(part, PASS + 1);
                 if (!atomic_load(&shut)) {
                         pass.inside = part;
                         break;
@@ -512,17 +544,29 @@ struct gr_pass gr_sleep_enter(void)
         return pass;
 }
 
+/* Whether no call is inside. *ret_passes: how many have passed the gate. */
+static bool nobody_inside(uint64_t *ret_passes)
+{
+        bool nobody = true;
+
+        *ret_passes = 0;
+        for (int i = 0; i < GR_SHARDS; i++) {
+                uint64_t part = atomic_load(&calls.shards[i].part);
+
+                nobody &= part % PASS == 0;
+                *ret_passes += part / PASS;
+        }
+        return nobody;
+}
+
 /* Shuts the gate. False: a call is inside, and the gate is as it was. */
 static bool shut_gate(void)
 {
         bool was_shut = atomic_exchange(&shut, true);
+        uint64_t passes;
 
         for (unsigned n = 1; n <= SHUT_LOOKS; n++) {
-                bool empty = true;
-
-                for (int i = 0; i < GR_SHARDS; i++)
-                        empty &= atomic_load(&inside.shards[i].part) == 0;
-                if (empty)
+                if (nobody_inside(&passes))
                         return true;
                 gr_lock_pause(n);
         }
@@ -554,23 +598,69 @@ static bool is_idle(uint64_t most_ns)
         return idle.idle && !gr_context_one_ends(&gr_core);
 }
 
-uint64_t gr_sleep_begin(int device)
+static bool may_sleep(void)
+{
+        return gr_sleep_is_on() && !is_wanted() && gr_driver.context_record;
+}
+
+/* Looks at the gate. Whether no call has passed it since the last look, or is inside. */
+GR_HELD(sleep_lock) static bool is_quiet(void)
+{
+        uint64_t passes;
+        bool quiet = nobody_inside(&passes) && passes == rest.passes;
+
+        gr_assert_locked(&sleep_lock);
+        if (!quiet) {
+                rest.passes = passes;
+                rest.since_ns = rest.vain = 0;
+        }
+        return quiet;
+}
+
+uint64_t gr_sleep_idle_since(int device)
+{
+        uint64_t since_ns = 0;
+
+        assert(device >= 0 && device < GR_DEVICES_MAX);
+        if (!may_sleep() || !gr_trylock(&sleep_lock))
+                return 0;
+        if (is_quiet()) {
+                if (!rest.since_ns && is_idle(0))
+                        rest.since_ns = gr_driver.now_ns();
+                since_ns = rest.vain >> device & 1 ? 0 : rest.since_ns;
+        }
+        gr_unlock(&sleep_lock);
+        return since_ns;
+}
+
+/* Whether the device's memory may leave after so long. */
+static bool is_time(int device, uint64_t idle_ns)
+{
+        uint64_t since_ns = idle_ns ? gr_sleep_idle_since(device) : 0;
+
+        return idle_ns ? since_ns && gr_driver.now_ns() - since_ns >= idle_ns : is_idle(IDLE_NS);
+}
+
+uint64_t gr_sleep_begin(int device, uint64_t idle_ns)
 {
         uint64_t begin_ns = gr_driver.now_ns();
         struct plan plan = {.out = true};
         bool was_shut;
 
-        if (!atomic_load(&gr_sleep_on) || is_wanted() || !gr_driver.context_record || !is_idle(IDLE_NS) ||
-            !gr_trylock(&sleep_lock))
+        if (!may_sleep() || !is_time(device, idle_ns) || !gr_trylock(&sleep_lock))
                 return 0;
         working = true;
         was_shut = atomic_load(&shut);
         if (shut_gate()) {
-                if (is_idle(SHUT_NS))
+                if ((is_quiet() || !idle_ns) && is_idle(SHUT_NS)) {
                         gr_context_each(&gr_core, device, leave_from, &plan);
+                        rest.vain |= UINT64_C(1) << device;
+                }
                 if (!was_shut && plan.moved_bytes == 0)
                         atomic_store(&shut, false);
         }
+        if (plan.moved_bytes == 0)
+                rest.since_ns = 0;
         working = false;
         gr_unlock(&sleep_lock);
         if (plan.moved_bytes > 0)

@@ -51,11 +51,19 @@ void gr_sleep_init(uint64_t host_bytes);
 void gr_sleep_end(void);
 
 /*
- * Puts the memory of device to sleep, if the GPU is idle within a moment; what is cached there goes back first. Returns
- * how many bytes have left; 0 also where a call or work of the program goes on, or a stream captures. A call of the
- * program that comes meanwhile stops it. No lock is held.
+ * Since when the process has been idle: no call has passed the gate, and the GPU has no work left. 0: it is not idle,
+ * it may not sleep, or all that can leave the device has left. To be called now and then, as each call compares with
+ * the one before. No lock is held.
  */
-uint64_t gr_sleep_begin(int device);
+uint64_t gr_sleep_idle_since(int device);
+
+/*
+ * Puts the memory of device to sleep, if the process has been idle for idle_ns or, with 0, if the GPU is idle within a
+ * moment; what is cached there goes back first. Returns how many bytes have left; 0 also where a call or work of the
+ * program goes on, or a stream captures. Then the idle time begins anew, or, if nothing could leave, when the program
+ * has worked again. A call of the program that comes meanwhile stops it. No lock is held.
+ */
+uint64_t gr_sleep_begin(int device, uint64_t idle_ns);
 
 /* Whether memory is asleep, or about to be. */
 bool gr_sleep_is_asleep(void);

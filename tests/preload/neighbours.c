@@ -783,6 +783,11 @@ int main(int argc, char **argv)
                 {"held-up", mode_held_up},
                 {"default-dir", mode_default_dir},
                 {"alone", mode_alone},
+                {"asleep", mode_asleep},
+                {"asleep-order", mode_asleep_order},
+                {"asleep-group", mode_asleep_group},
+                {"asleep-no", mode_asleep_no},
+                {"asleep-killed", mode_asleep_killed},
         };
         char region[80], card[80], clean_up[96], size[16], quiet[16];
         pid_t child;
@@ -805,7 +810,7 @@ int main(int argc, char **argv)
                         setenv("GPURECLAIM_REGION_DIR", region, strcmp(argv[1], "alone") != 0);
                 setenv("GPURECLAIM_NEIGHBOUR_WAIT", quiet, 0);
                 setenv("GRSIM_SHARED", card, 1);
-                setenv("GRSIM_MEMORY", size, 1);
+                setenv("GRSIM_MEMORY", size, 0);
                 child = fork();
                 if (child == 0) {
                         execl("/proc/self/exe", argv[0], argv[1], folder, (char *)NULL);

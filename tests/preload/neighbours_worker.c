@@ -53,6 +53,7 @@ void pause_ms(unsigned ms)
  * orders, random ones from seed.
  */
 static CUdeviceptr blocks[BLOCKS_MOST];
+static size_t block_bytes[BLOCKS_MOST];
 static int block_count;
 static bool no_threads; /* the library can make none, as at the limit of a container */
 
@@ -105,6 +106,7 @@ static int worker_alloc(size_t mib)
                 return -1;
         result = (int)cuMemAlloc(&ptr, mib * MIB);
         if (result == 0) {
+                block_bytes[block_count] = mib * MIB;
                 blocks[block_count++] = ptr;
                 if (cuMemsetD8(ptr + mib * MIB - 1, 1, 1) || cuCtxSynchronize())
                         fail("memory that cannot be used", (long long)mib);
@@ -123,6 +125,22 @@ static int worker_free_all(void)
                 if (cuMemFree(blocks[--block_count]))
                         fail("a free failed", block_count);
         return 0;
+}
+
+/* Fills all blocks with the value, or, with compare, looks whether they still have it: -2 if not. Some of each MiB. */
+static int worker_touch(unsigned value, bool compare)
+{
+        unsigned char copy[4096];
+        int result = 0;
+
+        for (int i = 0; i < block_count; i++)
+                for (size_t at = 0; at < block_bytes[i] && result == 0; at += MIB) {
+                        result = compare ? (int)cuMemcpyDtoH(copy, blocks[i] + at, sizeof(copy))
+                                         : (int)cuMemsetD8(blocks[i] + at, (unsigned char)value, sizeof(copy));
+                        for (size_t j = 0; compare && result == 0 && j < sizeof(copy); j++)
+                                result = copy[j] == value ? 0 : -2;
+                }
+        return result ? result : (int)cuCtxSynchronize();
 }
 
 static unsigned hook_ms; /* what the hook takes */
@@ -219,6 +237,12 @@ static void obey(int in, int out)
                         break;
                 case 'l':
                         reply.result = worker_free_last();
+                        break;
+                case 'w':
+                        reply.result = worker_touch(order[1], false);
+                        break;
+                case 'c':
+                        reply.result = worker_touch(order[1], true);
                         break;
                 case 's':
                         reply.result = (int)atomic_load(&most_pauses);

@@ -49,4 +49,11 @@ uint64_t card_used_bytes(void);
 bool file_gone(void);
 uint64_t given_mib(void);
 
+/* Modes. */
+void mode_asleep(void);
+void mode_asleep_order(void);
+void mode_asleep_group(void);
+void mode_asleep_no(void);
+void mode_asleep_killed(void);
+
 #endif

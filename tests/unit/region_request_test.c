@@ -404,6 +404,106 @@ static void test_patience_in_vain(void)
         drop(one);
 }
 
+/* Asks for so much; whether those with these pids are put to sleep for it, in this order, and nobody else. */
+static bool sleep_for(struct gr_region *asker, uint64_t want_bytes, uint32_t first, uint32_t second)
+{
+        uint64_t given;
+
+        sleepers[0] = sleepers[1] = sleeper_count = 0;
+        given = gr_region_ask(asker, want_bytes, 100000000, true);
+        return sleepers[0] == first && sleepers[1] == second &&
+               sleeper_count == (first > 0 ? 1u : 0u) + (second > 0 ? 1u : 0u) &&
+               given == sleeper_count * sleeper_gives;
+}
+
+/* Who is put to sleep, in which order, and for how much. */
+static void test_ask_sleep(void)
+{
+        struct gr_region *one, *two, *three;
+
+        join_three(&one, &two, &three);
+        gr_region_reserve(two, GIB, UINT64_MAX);
+        gr_region_reserve(three, GIB, UINT64_MAX);
+        prompt[0] = two;
+        prompt[1] = three;
+        sleeper_gives = GIB;
+        now_ns += 2 * GR_REGION_IDLE_NS;
+        GR_CHECK(sleep_for(one, MIB, 0, 0)); /* nobody has offered it */
+        gr_region_offer_sleep(one, 1);
+        gr_region_offer_sleep(two, now_ns - GR_REGION_IDLE_NS);
+        gr_region_offer_sleep(three, now_ns - GR_REGION_IDLE_NS - 1);
+        GR_CHECK(sleep_for(one, MIB, 3, 0));
+        GR_CHECK(sleep_for(one, 2 * GIB, 3, 2));
+        GR_CHECK(sleep_for(one, 2 * GIB + 1, 0, 0)); /* in vain */
+        sleeper_gives = MIB;
+        GR_CHECK(sleep_for(one, GIB, 3, 2)); /* the first has less than it seemed */
+        sleeper_gives = 0;
+        GR_CHECK(sleep_for(one, GIB, 3, 2)); /* the first says no */
+        sleeper_gives = GIB;
+        gr_region_offer_sleep(two, now_ns - GR_REGION_IDLE_NS + 1);
+        GR_CHECK(sleep_for(one, GIB + 1, 0, 0)); /* one of them is not idle for long enough */
+        GR_CHECK(sleep_for(one, GIB, 3, 0));
+        gr_region_offer_sleep(three, now_ns + GR_REGION_IDLE_NS); /* that is no time */
+        GR_CHECK(sleep_for(one, MIB, 0, 0));
+
+        /* What others have cached comes first. */
+        gr_region_offer_sleep(three, 1);
+        publish_cached(two, GIB, 0);
+        server_gives = GIB;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), GIB);
+        GR_CHECK(sleeper_count == 0);
+        server_gives = MIB;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), GIB + MIB);
+        GR_CHECK(sleeper_count == 1 && sleepers[0] == 3);
+        publish_cached(two, 0, 0);
+
+        /* The next owner of a slot has offered nothing. */
+        gr_region_leave(three);
+        GR_CHECK_EQ(gr_region_join(three, "test", 1), 0);
+        gr_region_reserve(three, GIB, UINT64_MAX);
+        GR_CHECK(sleep_for(one, MIB, 0, 0));
+        prompt[0] = prompt[1] = NULL;
+        drop_three(one, two, three);
+}
+
+/* One that falls asleep is waited for as long as any other, and one that does not answer costs the next no time. */
+static void test_patience_with_sleepers(void)
+{
+        const uint64_t ms = 1000000, quiet = 100 * ms;
+        struct gr_region *one, *two, *three;
+        uint64_t begin;
+
+        join_three(&one, &two, &three);
+        gr_region_reserve(two, GIB, UINT64_MAX);
+        gr_region_reserve(three, GIB, UINT64_MAX);
+        gr_region_offer_sleep(two, 1);
+        gr_region_offer_sleep(three, 2);
+        now_ns += 2 * GR_REGION_IDLE_NS;
+        sleeper_gives = GIB;
+        begin = now_ns;
+        server = two;
+        works_until_ns = now_ns + GR_REGION_ASK_NS - ms;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, true), GIB);
+        GR_CHECK_EQ(now_ns - begin, GR_REGION_ASK_NS - ms);
+        begin = now_ns;
+        works_until_ns = UINT64_MAX;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, true), 0);
+        GR_CHECK_EQ(now_ns - begin, GR_REGION_ASK_NS);
+        GR_CHECK_EQ(gr_region_seen(three), three->map->slots[three->slot].answer); /* it was not asked */
+        begin = now_ns;
+        works_until_ns = 0;
+        server = NULL;
+        serve(two);
+        prompt[0] = three;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, true), GIB);
+        GR_CHECK_EQ(now_ns - begin, quiet / 2);
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, true), GIB); /* the silent one is not asked again */
+        GR_CHECK_EQ(now_ns - begin, 0);
+        prompt[0] = NULL;
+        drop_three(one, two, three);
+}
+
 /* Whoever waits for memory looks again and again: at other processes only now and then, and at the silent ones. */
 static void test_sweep_again(void)
 {
@@ -520,6 +620,8 @@ int main(void)
         test_patience();
         test_patience_in_turn();
         test_patience_in_vain();
+        test_ask_sleep();
+        test_patience_with_sleepers();
         test_sweep_again();
         test_orders();
         return region_end();

@@ -185,7 +185,9 @@ void *shmat(int id, const void *at, int how)
 }
 
 struct gr_region *server, *prompt[2];
-uint64_t server_gives, works_until_ns;
+uint64_t server_gives, sleeper_gives, works_until_ns;
+uint32_t sleepers[8];
+unsigned sleeper_count;
 
 static void answer(struct gr_region *region)
 {
@@ -196,6 +198,10 @@ static void answer(struct gr_region *region)
                 return;
         given = request.want_bytes < server_gives ? request.want_bytes : server_gives;
         server_gives -= given;
+        if (request.orders & GR_ORDER_SLEEP_IDLE) {
+                sleepers[sleeper_count++ % 8] = region->self.pid;
+                given += sleeper_gives;
+        }
         gr_region_answer(region, &request, given);
 }
 

@@ -45,7 +45,10 @@ extern int segment_zero;
 extern struct gr_region *server;    /* serves whenever somebody waits */
 extern struct gr_region *prompt[2]; /* answer at once, whatever the server does */
 extern uint64_t server_gives;       /* bytes, to all who ask */
-extern uint64_t works_until_ns;     /* before that the server says that it works, and answers nothing */
+extern uint64_t sleeper_gives;      /* bytes, each one that is put to sleep */
+extern uint32_t sleepers[8];        /* their pids, in turn */
+extern unsigned sleeper_count;
+extern uint64_t works_until_ns; /* before that the server says that it works, and answers nothing */
 void serve(struct gr_region *region);
 
 struct gr_identity identity(uint32_t pid);

@@ -1,0 +1,215 @@
+/*
+ * The modes of neighbours.c in which idle processes fall asleep (GPURECLAIM_SLEEP), as others need the card, which has
+ * 64 MiB. A process that has just worked is asked only after GR_REGION_IDLE_NS, which is longer than a call may take.
+ */
+#include "neighbours_worker.h"
+
+#include "check.h"
+
+#include "system/platform.h"
+
+#include <cuda.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+static struct gr_region region;
+
+static struct gr_member member_of(const struct worker *worker)
+{
+        struct gr_member member;
+
+        if (!region.map && !open_region(&region))
+                fail("no region", 0);
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                if (gr_region_read(&region, i, &member) == 0 && member.identity.pid == (uint32_t)worker->pid)
+                        return member;
+        fail("the worker is no member", worker->pid);
+}
+
+static uint64_t asleep_mib(const struct worker *worker)
+{
+        return member_of(worker).figures[GR_FIGURE_asleep] / MIB;
+}
+
+/* How often it was asked for something so far. */
+static unsigned requests(const struct worker *worker)
+{
+        return atomic_load(&region.map->slots[member_of(worker).slot].request);
+}
+
+/* Another process takes it for idle, wrongly perhaps. Whether it falls asleep. */
+static bool order_to_sleep(const struct worker *worker)
+{
+        const struct gr_request request = {.orders = GR_ORDER_SLEEP_IDLE};
+        struct gr_patience patience = {gr_platform_now_ns(), UINT64_C(5000000000), UINT64_MAX};
+        struct gr_member member = member_of(worker);
+
+        if (!gr_region_await(&region, member.slot, member.owner, gr_region_request(&region, member.slot, &request),
+                             &patience))
+                fail("an order is not answered", 0);
+        return asleep_mib(worker) > 0;
+}
+
+/* Until it has been idle for ns. */
+static void await_idle(const struct worker *worker, uint64_t ns)
+{
+        double begin = now_ms();
+
+        for (;;) {
+                uint64_t since_ns = member_of(worker).idle_since_ns;
+
+                if (since_ns && gr_platform_now_ns() - since_ns >= ns)
+                        return;
+                if (now_ms() - begin > 10 * CALL_MS)
+                        fail("it never is idle", (long long)since_ns);
+                pause_ms(10);
+        }
+}
+
+/* One with so much live, which it has filled with the value. */
+static struct worker start_with(unsigned mib, unsigned value)
+{
+        struct worker worker = start(0);
+
+        if (ask(&worker, 'a', mib).result != 0 || ask(&worker, 'w', value).result != 0)
+                fail("one cannot work", value);
+        return worker;
+}
+
+static void expect(struct worker *worker, char order, unsigned argument, int result, const char *what)
+{
+        struct reply reply = ask(worker, order, argument);
+
+        if (reply.result != result || reply.ms > CALL_MS)
+                fail(what, reply.ms > CALL_MS ? (long long)reply.ms : reply.result);
+}
+
+static void served(struct worker *worker, char order, unsigned argument, const char *what)
+{
+        expect(worker, order, argument, CUDA_SUCCESS, what);
+}
+
+static void refused(struct worker *worker, char order, unsigned argument, const char *what)
+{
+        expect(worker, order, argument, CUDA_ERROR_OUT_OF_MEMORY, what);
+}
+
+/* Only one that has been idle for long, and only where that suffices; and not again as soon as it wakes. */
+void mode_asleep(void)
+{
+        struct worker rich = start_with(40, 7), poor = start(0);
+
+        refused(&poor, 'a', 44, "one that has just worked fell asleep");
+        if (order_to_sleep(&rich))
+                fail("one that has just worked obeys", 0);
+        await_idle(&rich, GR_REGION_IDLE_NS);
+        refused(&poor, 'a', 80, "more than the card has");
+        if (asleep_mib(&rich) != 0)
+                fail("one fell asleep in vain", (long long)asleep_mib(&rich));
+        served(&poor, 'a', 44, "the idle one did not fall asleep");
+        if (asleep_mib(&rich) != 40 || gr_region_sum(&region, false) > 44 * MIB)
+                fail("asleep, in MiB", (long long)asleep_mib(&rich));
+        served(&poor, 'f', 0, "free");
+        served(&rich, 'c', 7, "its content after that");
+        refused(&poor, 'a', 44, "one that woke fell asleep at once");
+        end(&rich, 0);
+        end(&poor, 0);
+}
+
+/* The one that has been idle for longer, and not the other, if that is enough. */
+void mode_asleep_order(void)
+{
+        struct worker one = start_with(24, 1), two = start_with(24, 2), poor = start(0);
+
+        await_idle(&one, 1);
+        served(&two, 'c', 2, "work"); /* from now on it is the other's turn */
+        await_idle(&two, GR_REGION_IDLE_NS);
+        served(&poor, 'a', 32, "the idle ones");
+        if (asleep_mib(&one) != 24 || asleep_mib(&two) != 0)
+                fail("asleep is the second", (long long)asleep_mib(&two));
+        served(&poor, 'a', 24, "the other one");
+        if (asleep_mib(&two) != 24)
+                fail("the second is not asleep", (long long)asleep_mib(&two));
+        end(&poor, 0);
+        served(&two, 'c', 2, "the second's content");
+        served(&one, 'c', 1, "the first's content");
+        end(&one, 0);
+        end(&two, 0);
+}
+
+/* GPURECLAIM_GROUP_LIMIT=32MiB. What is asleep does not count, and comes back only within the limit. */
+void mode_asleep_group(void)
+{
+        struct worker one = start_with(24, 1), two = start(0);
+
+        refused(&two, 'a', 18, "two have more than their limit together");
+        await_idle(&one, GR_REGION_IDLE_NS);
+        served(&two, 'a', 18, "the idle one did not fall asleep");
+        served(&two, 'w', 2, "work");
+        for (int i = 0; i < 2; i++) {
+                struct worker *sleeper = i ? &two : &one, *other = i ? &one : &two;
+
+                refused(sleeper, 'c', (unsigned)i + 1, "it woke beside one that has just worked");
+                if (asleep_mib(sleeper) == 0 || asleep_mib(other) != 0 || card_used_bytes() > 32 * MIB)
+                        fail("which one is asleep", i);
+                await_idle(other, GR_REGION_IDLE_NS);
+                served(sleeper, 'c', (unsigned)i + 1, "it does not wake in place of the idle one");
+                if (asleep_mib(other) == 0 || card_used_bytes() > 32 * MIB)
+                        fail("both are awake", i);
+        }
+        end(&one, 0);
+        end(&two, 0);
+}
+
+/* GPURECLAIM_SLEEP_HOST=0. It says no, and is not asked again before it has worked. */
+void mode_asleep_no(void)
+{
+        struct worker rich = start_with(40, 7), poor = start(0);
+        unsigned before;
+
+        for (int i = 0; i < 2; i++) {
+                await_idle(&rich, GR_REGION_IDLE_NS);
+                before = requests(&rich);
+                refused(&poor, 'a', 44, "memory that could not leave was given away");
+                if (requests(&rich) != before + 2) /* for what it has cached, and to sleep */
+                        fail("how often it was asked", requests(&rich) - before);
+                pause_ms(1000);
+                before = requests(&rich);
+                refused(&poor, 'a', 44, "memory that could not leave was given away");
+                if (requests(&rich) != before + 1 || member_of(&rich).idle_since_ns != 0)
+                        fail("it was asked again, times", requests(&rich) - before);
+                served(&rich, 'c', 7, "its content");
+        }
+        end(&rich, 0);
+        end(&poor, 0);
+}
+
+/* One of the two is killed while memory leaves, which takes long (GRSIM_LATENCY). */
+void mode_asleep_killed(void)
+{
+        for (int i = 0; i < 2; i++) {
+                struct worker rich = start(0), poor = start(0);
+
+                for (int j = 0; j < 5; j++) /* each leaves by itself */
+                        served(&rich, 'a', 8, "the first one");
+                served(&rich, 'w', 7, "work");
+                await_idle(&rich, GR_REGION_IDLE_NS);
+                served(&poor, 'a', 8, "a little");
+                tell(&poor, 'a', 44);
+                while (card_used_bytes() > 40 * MIB)
+                        pause_ms(1);
+                if (i) {
+                        end(&poor, SIGKILL);
+                        served(&rich, 'c', 7, "its content, as the other one was killed");
+                } else {
+                        end(&rich, SIGKILL);
+                        if (hear(&poor).result != 0)
+                                fail("the memory of a killed sleeper", 0);
+                }
+                end(i ? &rich : &poor, 0);
+                gr_region_close(&region);
+        }
+        if (!file_gone())
+                fail("something is left", 0);
+}
