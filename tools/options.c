@@ -117,6 +117,10 @@ static void write_value(struct gr_json *json, const struct gr_option *option, co
                 gr_json_number(json, "value", "%lld", (long long)*(const int64_t *)value);
                 break;
         case GR_KIND_DURATION:
+                if (gr_option_word(option, *(const uint64_t *)value)) {
+                        gr_json_string(json, "value", gr_option_word(option, *(const uint64_t *)value));
+                        break;
+                }
                 gr_json_object(json, "value");
                 gr_json_count(json, "ns", *(const uint64_t *)value);
                 gr_json_close(json);

@@ -143,8 +143,12 @@ static int byte_parse(const char *text, int64_t *ret)
 static int duration_parse(const struct gr_option *option, const char *text, uint64_t *ret)
 {
         uint64_t ns;
-        int rc;
+        int rc, word;
 
+        if (option->words && enum_parse(option->words, text, &word) == 0) {
+                *ret = (uint64_t)word;
+                return 0;
+        }
         rc = gr_duration_parse(text, &ns);
         if (rc < 0)
                 return rc;
@@ -205,6 +209,11 @@ int gr_option_parse(const struct gr_option *option, const char *text, void *ret_
         return -EINVAL;
 }
 
+const char *gr_option_word(const struct gr_option *option, uint64_t value)
+{
+        return option->words && value < (uint64_t)option->min ? option->words[value] : NULL;
+}
+
 static void *value_of(struct gr_options *options, enum gr_option_id id)
 {
         return (char *)options + gr_option_table[id].offset;
@@ -253,6 +262,10 @@ const char *gr_option_values(const struct gr_option *option, char *buf, size_t b
         case GR_KIND_DURATION:
                 if (option->min <= 0 && option->max == INT64_MAX)
                         snprintf(buf, buf_bytes, "time such as 10ms or 2s, or 0");
+                else if (option->words)
+                        snprintf(buf, buf_bytes, "time such as 90s or 10min, from %s, or %s or %s",
+                                 gr_duration_format((uint64_t)option->min, least, sizeof(least)), option->words[0],
+                                 option->words[1]);
                 else
                         snprintf(buf, buf_bytes, "time such as 10ms or 2s, %s to %s",
                                  gr_duration_format((uint64_t)option->min, least, sizeof(least)),
@@ -292,7 +305,10 @@ const char *gr_option_format(const struct gr_options *options, enum gr_option_id
                         snprintf(buf, buf_bytes, "0x%02x", (unsigned)*(const int64_t *)value);
                 break;
         case GR_KIND_DURATION:
-                gr_duration_format(*(const uint64_t *)value, buf, buf_bytes);
+                if (gr_option_word(option, *(const uint64_t *)value))
+                        snprintf(buf, buf_bytes, "%s", gr_option_word(option, *(const uint64_t *)value));
+                else
+                        gr_duration_format(*(const uint64_t *)value, buf, buf_bytes);
                 break;
         }
         return buf;

@@ -39,7 +39,7 @@
         X(GR_GRAPH_PRIVATE, "private")                                                                                 \
         X(GR_GRAPH_SHARED, "shared")
 
-/* When live memory leaves the device. */
+/* When live memory leaves the device. The option may also have a time after which it does so by itself. */
 #define GR_SLEEP_MODES(X)                                                                                              \
         X(GR_SLEEP_OFF, "off")                                                                                         \
         X(GR_SLEEP_DEMAND, "demand")
@@ -80,15 +80,16 @@ enum gr_option_id {
 };
 
 enum gr_option_kind {
-        GR_KIND_SIZES,    /* struct gr_size_list */
-        GR_KIND_SIZE,     /* the same, with one size for all: of the host, not of devices */
-        GR_KIND_ENUM,     /* an enum whose values index words */
-        GR_KIND_BOOL,     /* bool */
-        GR_KIND_PATH,     /* struct gr_path */
-        GR_KIND_NAME,     /* struct gr_name */
-        GR_KIND_INT,      /* int64_t */
-        GR_KIND_BYTE,     /* int64_t; GR_BYTE_NONE for "none" */
-        GR_KIND_DURATION, /* uint64_t, nanoseconds */
+        GR_KIND_SIZES, /* struct gr_size_list */
+        GR_KIND_SIZE,  /* the same, with one size for all: of the host, not of devices */
+        GR_KIND_ENUM,  /* an enum whose values index words */
+        GR_KIND_BOOL,  /* bool */
+        GR_KIND_PATH,  /* struct gr_path */
+        GR_KIND_NAME,  /* struct gr_name */
+        GR_KIND_INT,   /* int64_t */
+        GR_KIND_BYTE,  /* int64_t; GR_BYTE_NONE for "none" */
+        /* uint64_t, nanoseconds; where the option has words, also the index of one, and min is above all of these */
+        GR_KIND_DURATION,
 };
 
 /* About 13 KiB: keep it in static storage. The fields are final once gr_options_load has returned. */
@@ -108,7 +109,7 @@ struct gr_option {
         const char *group;
         const char *help;
         const char *default_text; /* "" for a path that is not set */
-        const char *const *words; /* GR_KIND_ENUM only, NULL-terminated */
+        const char *const *words; /* of GR_KIND_ENUM and of some GR_KIND_DURATION, NULL-terminated; else NULL */
         enum gr_option_kind kind;
         int64_t min, max;
         size_t offset; /* of the field in struct gr_options */
@@ -150,6 +151,9 @@ int gr_option_parse(const struct gr_option *option, const char *text, void *ret_
 
 /* What an error of gr_option_parse means, in words: "out of range", "too long", "not understood". */
 const char *gr_option_reason(int rc);
+
+/* The word that this value of a GR_KIND_DURATION option means; NULL: it is a time. */
+const char *gr_option_word(const struct gr_option *option, uint64_t value);
 
 /* Where options holds the value of row id. */
 const void *gr_option_value(const struct gr_options *options, enum gr_option_id id);

@@ -350,6 +350,13 @@ static uint64_t sum_activity(struct member *member)
         return sum;
 }
 
+/* GPURECLAIM_SLEEP with a time: puts the process to sleep when it has been idle for that long. */
+static void sleep_in_time(struct member *member)
+{
+        if (!gr_option_word(&gr_option_table[GR_OPTION_SLEEP], gr_options.sleep))
+                gr_sleep_begin(member->device->ordinal, gr_options.sleep);
+}
+
 /* Whether the library's own threads are all that is left of the process. */
 static bool left_alone(void)
 {
@@ -369,6 +376,7 @@ static struct gr_region *join_late(struct member *member)
                         gr_log(GR_LOG_INFO, "device %d: other processes are seen from now on", member->device->ordinal);
                         break;
                 }
+                sleep_in_time(member);
                 until = gr_platform_time_in(CLOCK_REALTIME, RETRY_NS);
                 gr_lock(&all_lock);
                 if (!atomic_load(&member->stop))
@@ -395,6 +403,7 @@ static void *serve_neighbours(void *arg)
                 bool changed;
 
                 serve_one(member, region);
+                sleep_in_time(member);
                 now = sum_activity(member);
                 changed = now != before;
                 before = now;

@@ -306,7 +306,10 @@ static void note_use(void)
         }
 }
 
-/* The debug aids look at freed memory by themselves, so with them it has to be there. */
+/*
+ * The debug aids look at freed memory by themselves, so with them it has to be there. What puts the process to sleep is
+ * the thread that serves neighbours.
+ */
 static void allow_sleep(uint64_t memory_bytes)
 {
         uint64_t host_bytes = gr_size_resolve(&gr_options.sleep_host, -1, memory_bytes, NULL);
@@ -315,6 +318,8 @@ static void allow_sleep(uint64_t memory_bytes)
                 return;
         if (gr_options.fill != GR_BYTE_NONE || gr_options.guard || gr_options.from_env[GR_OPTION_QUARANTINE])
                 gr_log(GR_LOG_WARN, "GPURECLAIM_SLEEP: not with GPURECLAIM_FILL, GUARD or QUARANTINE");
+        else if (!gr_options.neighbour)
+                gr_log(GR_LOG_WARN, "GPURECLAIM_SLEEP: not with GPURECLAIM_NEIGHBOUR=0, as no thread is there for it");
         else
                 gr_sleep_init(host_bytes == GR_SIZE_NONE ? UINT64_MAX : host_bytes);
 }

@@ -56,6 +56,12 @@ warns POOL=binz binz "using the default, auto"
 for kind in bins none; do
         GPURECLAIM_POOL=$kind warns GRAPH_ARENA=shared "needs GPURECLAIM_POOL=auto or split" "private instead"
 done
+warns SLEEP=soon soon "using the default, off" "time such as 90s or 10min, from 1s, or off or demand"
+warns SLEEP=10ms 10ms "out of range"
+for value in demand 10min; do
+        GPURECLAIM_NEIGHBOUR=0 warns SLEEP=$value "not with GPURECLAIM_NEIGHBOUR=0"
+        quiet GPURECLAIM_SLEEP=$value
+done
 warns STATS=2 2 "using the default, 0"
 warns LOG=loud loud "using the default, warn"
 warns "STATS_FILE=$long" "too long"

@@ -1,7 +1,7 @@
 /*
- * Sleep (GPURECLAIM_SLEEP=demand), in a program that knows nothing of it: `sleep MODE`. The command gpureclaim
- * (GR_TEST_COMMAND) tells the process itself to sleep. What is on the device is asked of the simulated device, past the
- * library.
+ * Sleep (GPURECLAIM_SLEEP), in a program that knows nothing of it: `sleep MODE`. The command gpureclaim
+ * (GR_TEST_COMMAND) tells the process itself to sleep, or it does so by itself. What is on the device is asked of the
+ * simulated device, past the library.
  */
 #include "sleep.h"
 
@@ -306,7 +306,7 @@ int main(int argc, char **argv)
                 {"leaving", mode_leaving},       {"full", mode_full},     {"take", mode_take},
                 {"stays-busy", mode_stays_busy}, {"stays", mode_stays},   {"ending", mode_ending},
                 {"devices", mode_devices},       {"first", mode_first},   {"joins", mode_joins},
-                {"failing", mode_failing},
+                {"failing", mode_failing},       {"idle", mode_idle},
         };
 
         arguments = argv;

@@ -33,7 +33,7 @@ CUresult read_a_block(void);
 
 /* Modes. */
 typedef void mode_function(void);
-mode_function mode_inside, mode_turned, mode_leaving, mode_cancelled, mode_random, mode_exit, mode_reset, mode_stays,
-        mode_stays_busy, mode_ending, mode_first, mode_joins, mode_devices, mode_full, mode_take;
+mode_function mode_idle, mode_inside, mode_turned, mode_leaving, mode_cancelled, mode_random, mode_exit, mode_reset,
+        mode_stays, mode_stays_busy, mode_ending, mode_first, mode_joins, mode_devices, mode_full, mode_take;
 
 #endif

@@ -44,6 +44,44 @@ void mode_inside(void)
         sleep_now("when the call has ended");
 }
 
+/* Returns when what the blocks take has left the device, of which so much was taken before. */
+static void await_sleep(size_t before)
+{
+        while (on_device() + 190 * MIB > before)
+                gt_sleep_us(10000);
+}
+
+/* GPURECLAIM_SLEEP=1s. It sleeps so long after its last call, and after the end of its GPU work; and so again. */
+void mode_idle(void)
+{
+        const double second = 1e6;
+        double begin;
+        size_t before;
+        CUstream stream;
+
+        take_blocks();
+        before = on_device();
+        stream = gt_stream();
+        for (volatile int i = 0; i < 15; i++) {
+                begin = gt_now_us();
+                GR_MUST(read_a_block());
+                gt_sleep_us(0.2 * second);
+                GR_CHECK(on_device() == before || gt_now_us() - begin > 0.9 * second); /* the machine may stand still */
+        }
+        begin = gt_now_us();
+        GR_MUST(gt_spin(&gt, stream, 2000000));
+        await_sleep(before);
+        gt_check(gt_now_us() - begin >= 3 * second, "sleep", "a second after a kernel of two seconds, not earlier");
+        for (volatile int i = 0; i < 2; i++) {
+                look_at_blocks("after");
+                begin = gt_now_us();
+                gt_check(on_device() == before, "back", "%.0f MiB of %.0f", gt_mib(on_device()), gt_mib(before));
+                await_sleep(before);
+                gt_check(gt_now_us() - begin >= 0.99 * second, "sleep", "a second after it woke, not earlier");
+        }
+        look_at_blocks("after that");
+}
+
 static void *ask_to_sleep(void *arg)
 {
         (void)arg;

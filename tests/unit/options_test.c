@@ -90,7 +90,8 @@ static void test_table(void)
                 /* One short sentence; docs/options.md has the rest. */
                 GR_CHECK(strlen(option->help) > 1 && strlen(option->help) <= HELP_MOST);
                 GR_CHECK(strchr(option->help, '.') == option->help + strlen(option->help) - 1);
-                GR_CHECK((option->kind == GR_KIND_ENUM) == (option->words != NULL));
+                GR_CHECK(option->kind != GR_KIND_ENUM || option->words);
+                GR_CHECK(!option->words || option->kind == GR_KIND_ENUM || option->kind == GR_KIND_DURATION);
                 for (other = 0; other < id; other++) {
                         GR_CHECK(strcmp(option->env, gr_option_table[other].env) != 0);
                         GR_CHECK(!option->flag || !gr_option_table[other].flag ||
@@ -248,6 +249,33 @@ static void test_numbers(void)
         GR_CHECK_EQ(ns, 9);
         GR_CHECK_EQ(gr_option_parse(&time, "2s", &ns), 0);
         GR_CHECK_EQ(ns, 2000000000);
+        GR_CHECK_EQ(gr_option_parse(&time, "off", &ns), -EINVAL);
+        GR_CHECK(!gr_option_word(&time, 0));
+}
+
+/* A word or a time. */
+static void test_word_or_time(void)
+{
+        const struct gr_option *option = &gr_option_table[GR_OPTION_SLEEP];
+        char text[128];
+
+        LOAD("GPURECLAIM_SLEEP=demand");
+        GR_CHECK_EQ(options.sleep, GR_SLEEP_DEMAND);
+        GR_CHECK_STR(gr_option_format(&options, GR_OPTION_SLEEP, text, sizeof(text)), "demand");
+        LOAD("GPURECLAIM_SLEEP=10min");
+        GR_CHECK_EQ(options.sleep, UINT64_C(600000000000));
+        GR_CHECK_STR(gr_option_format(&options, GR_OPTION_SLEEP, text, sizeof(text)), "10min");
+        GR_CHECK_EQ(warning_count, 0);
+        LOAD("GPURECLAIM_SLEEP=999ms");
+        GR_CHECK_EQ(options.sleep, GR_SLEEP_OFF);
+        GR_CHECK_EQ(warning_count, 1);
+        GR_CHECK_STR(warnings[0],
+                     "GPURECLAIM_SLEEP=999ms: out of range (expected time such as 90s or 10min, from 1s, or "
+                     "off or demand); using the default, off");
+        LOAD("GPURECLAIM_SLEEP=soon");
+        GR_CHECK_EQ(warning_count, 1);
+        GR_CHECK_STR(gr_option_word(option, 1), "demand");
+        GR_CHECK(!gr_option_word(option, 1000000000));
 }
 
 static void test_bytes(void)
@@ -341,6 +369,7 @@ int main(void)
         test_unknown();
         test_resolve();
         test_numbers();
+        test_word_or_time();
         test_bytes();
         test_dump();
         test_path();
