@@ -50,6 +50,11 @@ static double figure_value(const struct subject *of, enum gr_figure figure)
         return bytes_or_none(gr_figure_told(figure, figures[figure]));
 }
 
+static double figure_seconds(const struct subject *of, enum gr_figure figure)
+{
+        return figure_value(of, figure) / 1e9;
+}
+
 #define VALUE(name, expression)                                                                                        \
         static double name(const struct subject *of, enum gr_figure figure)                                            \
         {                                                                                                              \
@@ -74,7 +79,10 @@ static const struct metric metrics[] = {
         {SCOPE_PROCESS, "process_" #name "_bytes", help, figure_value, GR_FIGURE_##name},
 #define GR_FIGURE_NUMBER(name, kind, help, value)                                                                      \
         {SCOPE_PROCESS, "process_" #name, help, figure_value, GR_FIGURE_##name},
+#define GR_FIGURE_TIME(name, words, help, value)                                                                       \
+        {SCOPE_PROCESS, "process_" #name "_seconds", help, figure_seconds, GR_FIGURE_##name},
 #include "account/figures.def"
+#undef GR_FIGURE_TIME
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
         {SCOPE_PROCESS, "process_share", "share of the process (GPURECLAIM_SHARE)", member_share},

@@ -55,6 +55,8 @@ struct gr_device {
         _Atomic uint64_t asleep_bytes;  /* charged, but in the host's memory now (shim/driver/sleep.h) */
         _Atomic uint64_t graph_bytes;   /* freed, but parked for graphs (alloc/graph_hold.h) */
         _Atomic uint64_t executables;   /* executable graphs that the program made and did not destroy */
+        /* How long the last sleep and the last wake took; 0: there was none yet. */
+        _Atomic uint64_t last_sleep_ns, last_wake_ns;
         /* At least what the driver took while it made executables; part of its overhead. GR_UNLIMITED: not known. */
         _Atomic uint64_t executable_bytes;
         _Atomic uint64_t spill_begun, spill_ended; /* how many frees of spilled blocks have begun, and ended */

@@ -10,7 +10,9 @@
 const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT] = {
 #define GR_FIGURE(name, kind, where, words, help, value) {#name "_bytes", words, GR_FIGURE_KIND_##kind},
 #define GR_FIGURE_NUMBER(name, kind, help, value)        {#name, NULL, GR_FIGURE_KIND_##kind},
+#define GR_FIGURE_TIME(name, words, help, value)         {#name "_ns", words, GR_FIGURE_KIND_TIME},
 #include "account/figures.def"
+#undef GR_FIGURE_TIME
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
 };
@@ -19,14 +21,18 @@ void gr_figures_of_device(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT
 {
 #define GR_FIGURE(name, kind, where, words, help, value) ret[GR_FIGURE_##name] = value;
 #define GR_FIGURE_NUMBER(name, kind, help, value)        ret[GR_FIGURE_##name] = value;
+#define GR_FIGURE_TIME(name, words, help, value)         ret[GR_FIGURE_##name] = value;
 #include "account/figures.def"
+#undef GR_FIGURE_TIME
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
 }
 
 uint64_t gr_figure_told(enum gr_figure figure, uint64_t bytes)
 {
-        return gr_figure_table[figure].kind == GR_FIGURE_KIND_DEVICE && bytes == 0 ? UINT64_MAX : bytes;
+        enum gr_figure_kind kind = gr_figure_table[figure].kind;
+
+        return (kind == GR_FIGURE_KIND_DEVICE || kind == GR_FIGURE_KIND_TIME) && bytes == 0 ? UINT64_MAX : bytes;
 }
 
 void gr_figure_json(struct gr_json *json, enum gr_figure figure, uint64_t bytes)
@@ -84,11 +90,27 @@ static void put_executables(const uint64_t *figures, gr_sink *sink, void *arg)
         sink(line, (size_t)length, arg);
 }
 
+static void put_times(const uint64_t *figures, gr_sink *sink, void *arg)
+{
+        char line[128];
+        int length = 0;
+
+        for (int i = 0; i < GR_FIGURE_COUNT; i++)
+                if (gr_figure_table[i].kind == GR_FIGURE_KIND_TIME && figures[i] != 0 && figures[i] != UINT64_MAX)
+                        length += snprintf(line + length, sizeof(line) - (size_t)length, "%s%s took %.3f s",
+                                           length ? ", " : "    ", gr_figure_table[i].words, (double)figures[i] / 1e9);
+        if (length == 0)
+                return;
+        length += snprintf(line + length, sizeof(line) - (size_t)length, "\n");
+        sink(line, (size_t)length, arg);
+}
+
 void gr_figures_text(const uint64_t figures[GR_FIGURE_COUNT], gr_sink *sink, void *arg)
 {
         put_figures(figures, GR_FIGURE_KIND_NOW, "memory", sink, arg);
         put_graphs(figures, sink, arg);
         put_figures(figures, GR_FIGURE_KIND_BESIDE, "beside it", sink, arg);
+        put_times(figures, sink, arg);
         put_executables(figures, sink, arg);
         put_figures(figures, GR_FIGURE_KIND_PEAK, "peak", sink, arg);
         put_figures(figures, GR_FIGURE_KIND_LIMIT, "limits", sink, arg);

@@ -10,7 +10,7 @@
  *     | version,   | pid, start time,    | number of the claim,   |        |        |         |          |
  *     | sizes, ... | namespace; 0: free  | bytes charged          |        |        |         |          |
  *     +------------+---------------------+------------------------+--------+--------+-- ... --+----------+
- *         128 B       the owner of slot i     the account of slot i  256 B: heartbeat, figures, request and answer
+ *         128 B       the owner of slot i     the account of slot i  320 B: heartbeat, figures, request and answer
  *
  * There is one for each group, GPU and version of the layout. The layout is a wire format: fixed-width fields, magic,
  * version and size, and a test that checks the offsets. The region is advice: a process that cannot open it works
@@ -76,7 +76,7 @@ struct gr_slot {
                 idle_since_ns; /* since when it has had no work; 0: it has some, or is not to be put to sleep */
         _Atomic uint64_t name[GR_REGION_NAME_BYTES / 8];
         _Atomic uint64_t figures[GR_SHARED_FIGURES];
-        uint64_t padding[20 - GR_REGION_NAME_BYTES / 8 - GR_SHARED_FIGURES]; /* to 256 bytes */
+        uint64_t padding[28 - GR_REGION_NAME_BYTES / 8 - GR_SHARED_FIGURES]; /* to 320 bytes */
 };
 
 struct gr_region_map {

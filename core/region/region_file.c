@@ -21,7 +21,7 @@
 #define MAKE_TRIES    400
 #define LOCK_PAUSE_US 500
 
-_Static_assert(sizeof(struct gr_slot) == 256, "wire format");
+_Static_assert(sizeof(struct gr_slot) == 320, "wire format");
 _Static_assert(sizeof(struct gr_region_ticket) == 40, "wire format");
 
 static bool name_ok(const char *name, size_t most)

@@ -466,12 +466,13 @@ GR_NOT_CHECKED static bool return_to(struct gr_context *context, void *arg)
  */
 GR_HELD(sleep_lock) static CUresult bring_back(bool *ret_missing)
 {
-        uint64_t begin_ns = gr_driver.now_ns(), until_ns = wait_until_ns(), bytes = 0;
+        uint64_t begin_ns = gr_driver.now_ns(), until_ns = wait_until_ns(), bytes = 0, device_ns;
 
         gr_assert_locked(&sleep_lock);
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 struct plan plan = {0};
 
+                device_ns = gr_driver.now_ns();
                 while (atomic_load(&gr_core.devices[i].asleep_bytes) > 0) {
                         gr_context_each(&gr_core, i, return_to, &plan);
                         if (plan.visited)
@@ -487,6 +488,8 @@ GR_HELD(sleep_lock) static CUresult bring_back(bool *ret_missing)
                                (int)plan.result);
                         return plan.result;
                 }
+                if (plan.moved_bytes > 0)
+                        atomic_store(&gr_core.devices[i].last_wake_ns, gr_driver.now_ns() - device_ns);
                 bytes += plan.moved_bytes;
         }
         gr_log(GR_LOG_INFO, "awake: %" PRIu64 " MiB came back in %" PRIu64 " ms", bytes >> 20,
@@ -643,7 +646,7 @@ static bool is_time(int device, uint64_t idle_ns)
 
 uint64_t gr_sleep_begin(int device, uint64_t idle_ns)
 {
-        uint64_t begin_ns = gr_driver.now_ns();
+        uint64_t begin_ns = gr_driver.now_ns(), took_ns;
         struct plan plan = {.out = true};
         bool was_shut;
 
@@ -663,8 +666,11 @@ uint64_t gr_sleep_begin(int device, uint64_t idle_ns)
                 rest.since_ns = 0;
         working = false;
         gr_unlock(&sleep_lock);
-        if (plan.moved_bytes > 0)
+        if (plan.moved_bytes > 0) {
+                took_ns = gr_driver.now_ns() - begin_ns;
+                atomic_store(&gr_core.devices[device].last_sleep_ns, took_ns);
                 gr_log(GR_LOG_INFO, "device %d: asleep, %" PRIu64 " MiB went to host memory in %" PRIu64 " ms", device,
-                       plan.moved_bytes >> 20, (gr_driver.now_ns() - begin_ns) / 1000000);
+                       plan.moved_bytes >> 20, took_ns / 1000000);
+        }
         return plan.moved_bytes;
 }

@@ -202,10 +202,12 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *rung, uint64_t want
 #define INTERNAL                          +0
 #define GR_FIGURE(name, kind, where, ...) where
 #define GR_FIGURE_NUMBER(name, ...)       +1
+#define GR_FIGURE_TIME(...)
 enum {
         PUBLIC_FIGURES = 0
 #include "account/figures.def"
 };
+#undef GR_FIGURE_TIME
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
 #undef INTERNAL
@@ -247,7 +249,9 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
 #define INTERNAL(name)
 #define GR_FIGURE(name, kind, where, ...) where(name)
 #define GR_FIGURE_NUMBER(name, ...)       status.name = figures[GR_FIGURE_##name];
+#define GR_FIGURE_TIME(...)
 #include "account/figures.def"
+#undef GR_FIGURE_TIME
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
 #undef INTERNAL

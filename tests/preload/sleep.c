@@ -125,6 +125,21 @@ void free_blocks(void)
                 GR_MUST(cuMemFree(blocks[i]));
 }
 
+/* Whether the command says this of the last sleep, or wake, in all its forms: how long it took, or nothing at all. */
+static void told(const char *what, bool known)
+{
+        const char *const words[] = {"status;:", "status --json;:", "metrics;:"};
+        char said[16384], texts[3][64];
+
+        snprintf(texts[0], sizeof(texts[0]), "last %s took ", what);
+        snprintf(texts[1], sizeof(texts[1]), "\"last_%s_ns\": null", what);
+        snprintf(texts[2], sizeof(texts[2]), "gpureclaim_process_last_%s_seconds{", what);
+        for (volatile int i = 0; i < 3; i++) {
+                command(words[i], said, sizeof(said));
+                gt_check((strstr(said, texts[i]) != NULL) == (i == 1 ? !known : known), words[i], "the last %s", what);
+        }
+}
+
 /* The same content before and after, several times; the device has the room meanwhile. */
 static void mode_contents(void)
 {
@@ -136,7 +151,10 @@ static void mode_contents(void)
 
                 look_at_blocks("before");
                 before = on_device();
+                told("sleep", i > 0);
+                told("wake", i > 0);
                 sleep_now("asked");
+                told("sleep", true);
                 gt_check(on_device() + 190 * MIB < before, "room", "%.0f MiB before, %.0f MiB asleep", gt_mib(before),
                          gt_mib(on_device()));
                 command("status --json;:", said, sizeof(said));

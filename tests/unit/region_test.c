@@ -24,7 +24,7 @@ static void test_layout(void)
         AT(gr_region_map, owners, 64);
         AT(gr_region_map, accounts, 64 + 4096);
         AT(gr_region_map, slots, 64 + 8192);
-        GR_CHECK_EQ(sizeof(struct gr_region_map), 64 + 8192 + 512 * 256);
+        GR_CHECK_EQ(sizeof(struct gr_region_map), 64 + 8192 + 512 * 320);
         AT(gr_slot, request, 0);
         AT(gr_slot, answer, 4);
         AT(gr_slot, orders, 8);
@@ -43,7 +43,7 @@ static void test_layout(void)
         AT(gr_slot, name, 96);
         AT(gr_slot, figures, 128);
 #undef AT
-        GR_CHECK_EQ(sizeof(struct gr_slot), 256);
+        GR_CHECK_EQ(sizeof(struct gr_slot), 320);
         GR_CHECK_EQ(GR_FIGURE_device_total, 0);
         GR_CHECK_EQ(GR_FIGURE_device_free, 1);
         GR_CHECK_EQ(GR_FIGURE_hard_limit, 2);
@@ -59,7 +59,9 @@ static void test_layout(void)
         GR_CHECK_EQ(GR_FIGURE_executable, 12);
         GR_CHECK_EQ(GR_FIGURE_graph, 13);
         GR_CHECK_EQ(GR_FIGURE_asleep, 14);
-        GR_CHECK_EQ(GR_SHARED_FIGURES, 15);
+        GR_CHECK_EQ(GR_FIGURE_last_sleep, 15);
+        GR_CHECK_EQ(GR_FIGURE_last_wake, 16);
+        GR_CHECK_EQ(GR_SHARED_FIGURES, 17);
 }
 
 /* Valid magic, everything behind it anything. */

@@ -308,6 +308,9 @@ static void test_list(void)
         atomic_store(&device->idle_bytes, 70);
         atomic_store(&device->spilled_bytes, 80);
         atomic_store(&device->kind_bytes[GR_MEMORY_IMPORTED], 90);
+        GR_CHECK(strstr(json_now(), "\"last_sleep_ns\":null,\"last_wake_ns\":null,") != NULL); /* there was none */
+        atomic_store(&device->last_sleep_ns, 1860000000);
+        atomic_store(&device->last_wake_ns, 970000000);
         gr_figures_of_device(device, figures);
         check_json();
         for (int i = 0; i < GR_FIGURE_COUNT; i++) {
