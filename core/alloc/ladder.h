@@ -10,7 +10,7 @@
  *   SYNC       the host waits for the GPU, epoch by epoch, and returns what becomes idle, until it is enough; where no
  *              event can be recorded, as during a capture, it waits as the driver's own free does
  *   DROP       reclaimables drop state that can be built again
- *   NEIGHBOUR  other processes on the device give back what they have cached, within a deadline
+ *   NEIGHBOUR  other processes on the device give back what they have cached, within a deadline; then idle ones sleep
  *   WAIT       where configured: until a thread frees memory, here or in another process, or its time is up
  *   SPILL      where configured: host memory (host/spill.h)
  *   FAIL       a report (alloc/oom_report.h). Frees of this thread go to the driver for a moment, as its framework
