@@ -7,7 +7,7 @@
 
 #define IDLE_NS    UINT64_C(1000000000) /* a process whose figures did not change for so long counts as idle */
 #define MOST_BYTES (UINT64_C(1) << 50)  /* a larger wish is an error of the other process */
-#define RUNG_MOST  32u
+#define RUNG_MOST  32u                  /* a larger rung is an error of the other process */
 
 /* This process's slot; NULL: it is no member. */
 static struct gr_slot *slot_of_process(struct gr_region *region)
@@ -138,6 +138,7 @@ bool gr_region_await(struct gr_region *region, unsigned index, uint64_t owner, u
         }
 }
 
+/* A process that may be asked. */
 struct candidate {
         struct gr_member member;
         bool idle;
@@ -151,6 +152,7 @@ static uint64_t cached_for_share(const struct candidate *candidate)
         return candidate->member.figures[GR_FIGURE_cached] / candidate->member.share;
 }
 
+/* Those that can give most easily first: with cached memory, idle, most for their share, idle for longest. */
 static int by_ease(const void *left, const void *right)
 {
         const struct candidate *a = left, *b = right;
@@ -207,7 +209,7 @@ static size_t find_candidates(struct gr_region *region, enum ask ask, struct can
 }
 
 /* What is left of the time for one gr_region_ask. */
-struct patience {
+struct time_left {
         uint64_t quiet_ns; /* for neighbours that give no sign of life */
         uint64_t deadline_ns;
 };
@@ -226,7 +228,7 @@ static bool may_answer(struct gr_region *region, const struct gr_member *member)
  * Adds the bytes that they say they gave to *given. Returns for how many of the candidates that was done; at least 1.
  */
 static size_t ask_round(struct gr_region *region, enum ask ask, struct candidate *candidates, size_t count,
-                        uint64_t want_bytes, struct patience *left, uint64_t *given)
+                        uint64_t want_bytes, struct time_left *left, uint64_t *given)
 {
         struct gr_patience patience = {.begin_ns = region->ops->now_ns()};
         uint64_t hoped = 0;
@@ -309,7 +311,7 @@ bool gr_region_awaited(struct gr_region *region)
 
 /* Asks one after the other until enough has come back, or the time is over. Adds to *given, as ask_round. */
 static void ask_in_turn(struct gr_region *region, enum ask ask, struct candidate *candidates, uint64_t want_bytes,
-                        struct patience *left, uint64_t *given)
+                        struct time_left *left, uint64_t *given)
 {
         size_t count = find_candidates(region, ask, candidates), asked = 0;
         uint64_t bytes = 0;
@@ -325,7 +327,7 @@ static void ask_in_turn(struct gr_region *region, enum ask ask, struct candidate
 
 uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t quiet_ns, bool cached_only)
 {
-        struct patience left = {.quiet_ns = quiet_ns};
+        struct time_left left = {.quiet_ns = quiet_ns};
         struct gr_slot *own = slot_of_process(region);
         struct candidate *candidates;
         uint64_t given = 0;

@@ -20,11 +20,11 @@
 #include "system/environment.h"
 #include "system/workers.h"
 
-#define MOVERS_MAX   14 /* threads that copy: in, these nearly fill the link (docs/measurements.md, sleep-copies) */
+#define MOVERS_MAX   14 /* threads that copy; that many nearly fill the link (docs/measurements.md, sleep-copies) */
 #define BUFFER_BYTES ((size_t)8 << 20)     /* of pinned memory; each mover has two, one of which is in flight */
 #define IDLE_NS      UINT64_C(80000000)    /* longest wait for the GPU while the gate is open */
-#define SHUT_NS      UINT64_C(10000000)    /* and while it is shut */
-#define SHUT_LOOKS   10000                 /* how often the gate is looked at for those inside */
+#define SHUT_NS      UINT64_C(10000000)    /* longest wait for it while the gate is shut */
+#define SHUT_LOOKS   10000                 /* how often to look whether a call is inside */
 #define WAKE_NS      UINT64_C(10000000000) /* longest wait for memory to be had again, unless GPURECLAIM_WAIT is set */
 #define PAUSE_NS     UINT64_C(2000000)     /* between two tries to have it */
 #define MOVERS_NS    UINT64_C(100000)      /* between two looks whether the movers are done */
@@ -35,7 +35,7 @@ static _Atomic bool shut, ending;
 static _Atomic unsigned waiting;   /* threads at the gate while it is shut */
 static struct gr_sharded calls;    /* how many have passed it, in PASS each, and how many of them are inside */
 static uint64_t most_host_bytes;   /* constant once set up */
-static unsigned most_movers;       /* likewise: processors come and go, and the pinned memory stays */
+static unsigned most_movers;       /* constant once set up, though processors come and go: the pinned memory stays */
 static _Thread_local bool working; /* this thread puts the process to sleep or wakes it: it does not wait for itself */
 
 /* Held while the process goes to sleep, and while it wakes. */
@@ -332,15 +332,14 @@ static uint64_t move_memories(struct gr_context *context, bool out, struct gr_me
 }
 
 /* What is to be moved on a device. */
-struct plan {
-        bool out;
+struct outcome {
         uint64_t moved_bytes;
         CUresult result;
         bool visited;
 };
 
 /* Begins to move all memory of the device that is asleep, or awake. */
-static struct gr_memory **begin_all(int device, bool asleep, uint64_t most_bytes, size_t *ret_count)
+static struct gr_memory **begin_moves(int device, bool asleep, uint64_t most_bytes, size_t *ret_count)
 {
         uint64_t *ptrs, bytes = 0;
         size_t listed = gr_mapped_list(device, asleep, &ptrs), count = 0;
@@ -361,7 +360,7 @@ static struct gr_memory **begin_all(int device, bool asleep, uint64_t most_bytes
         return memories;
 }
 
-static void end_all(struct gr_memory **memories, size_t count)
+static void end_moves(struct gr_memory **memories, size_t count)
 {
         for (size_t i = 0; i < count; i++)
                 gr_mapped_end_move(memories[i]);
@@ -377,23 +376,23 @@ static uint64_t asleep_bytes(void)
         return sum;
 }
 
-GR_NOT_CHECKED static bool leave_from(struct gr_context *context, void *arg)
+GR_NOT_CHECKED static bool move_memory_out(struct gr_context *context, void *arg)
 {
         uint64_t asleep = asleep_bytes(), most_bytes = most_host_bytes > asleep ? most_host_bytes - asleep : 0;
-        struct plan *plan = arg;
+        struct outcome *outcome = arg;
         struct gr_memory **memories;
         size_t count;
 
         gr_assert_locked(&sleep_lock);
         gr_rung_run(context, GR_RUNG_TRIM, UINT64_MAX);
-        memories = begin_all(context->ordinal, false, most_bytes, &count);
-        plan->moved_bytes = move_memories(context, true, memories, count, &plan->result);
-        end_all(memories, count);
+        memories = begin_moves(context->ordinal, false, most_bytes, &count);
+        outcome->moved_bytes = move_memories(context, true, memories, count, &outcome->result);
+        end_moves(memories, count);
         return false;
 }
 
 /* Has all of it created again, or none. */
-static CUresult create_all(struct gr_memory **memories, size_t count)
+static CUresult create_memories(struct gr_memory **memories, size_t count)
 {
         CUresult result = CUDA_SUCCESS;
         size_t i;
@@ -407,7 +406,7 @@ static CUresult create_all(struct gr_memory **memories, size_t count)
 }
 
 /* The time up to which a call that begins to wake the process waits. */
-static uint64_t wait_until_ns(void)
+static uint64_t wake_deadline_ns(void)
 {
         return gr_driver.now_ns() + (gr_options.from_env[GR_OPTION_WAIT] ? gr_options.wait : WAKE_NS);
 }
@@ -429,28 +428,28 @@ static uint64_t missing_bytes(struct gr_context *context)
  * Brings back the memory of one device: all of it is taken first, as processes that each had a part would wait for each
  * other. While the device is full, own cached memory and neighbours give some, and idle ones may fall asleep.
  */
-GR_NOT_CHECKED static bool return_to(struct gr_context *context, void *arg)
+GR_NOT_CHECKED static bool bring_memory_back(struct gr_context *context, void *arg)
 {
-        uint64_t until_ns = wait_until_ns();
-        struct plan *plan = arg;
+        uint64_t until_ns = wake_deadline_ns();
+        struct outcome *outcome = arg;
 
         gr_assert_locked(&sleep_lock);
-        plan->visited = true;
+        outcome->visited = true;
         for (int tries = 0;; tries++) {
                 size_t count;
-                struct gr_memory **memories = begin_all(context->ordinal, true, UINT64_MAX, &count);
+                struct gr_memory **memories = begin_moves(context->ordinal, true, UINT64_MAX, &count);
 
-                plan->result = memories ? create_all(memories, count) : CUDA_ERROR_OUT_OF_MEMORY;
-                if (plan->result == CUDA_SUCCESS) {
-                        plan->moved_bytes += move_memories(context, false, memories, count, &plan->result);
+                outcome->result = memories ? create_memories(memories, count) : CUDA_ERROR_OUT_OF_MEMORY;
+                if (outcome->result == CUDA_SUCCESS) {
+                        outcome->moved_bytes += move_memories(context, false, memories, count, &outcome->result);
                         for (size_t i = 0; i < count; i++)
                                 if (memories[i]->host && memories[i]->handle)
                                         gr_mapped_give_up(memories[i], false);
                 }
-                end_all(memories, count);
+                end_moves(memories, count);
                 /* Twice in any case: the driver may have failed only this once. */
-                if (plan->result == CUDA_SUCCESS || atomic_load(&ending) ||
-                    (tries > 0 && (plan->result != CUDA_ERROR_OUT_OF_MEMORY || gr_driver.now_ns() >= until_ns)))
+                if (outcome->result == CUDA_SUCCESS || atomic_load(&ending) ||
+                    (tries > 0 && (outcome->result != CUDA_ERROR_OUT_OF_MEMORY || gr_driver.now_ns() >= until_ns)))
                         return false;
                 gr_rung_run(context, GR_RUNG_TRIM, UINT64_MAX);
                 if (gr_core.ask_neighbours)
@@ -466,16 +465,16 @@ GR_NOT_CHECKED static bool return_to(struct gr_context *context, void *arg)
  */
 GR_HELD(sleep_lock) static CUresult bring_back(bool *ret_missing)
 {
-        uint64_t begin_ns = gr_driver.now_ns(), until_ns = wait_until_ns(), bytes = 0, device_ns;
+        uint64_t begin_ns = gr_driver.now_ns(), until_ns = wake_deadline_ns(), bytes = 0, device_ns;
 
         gr_assert_locked(&sleep_lock);
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
-                struct plan plan = {0};
+                struct outcome outcome = {0};
 
                 device_ns = gr_driver.now_ns();
                 while (atomic_load(&gr_core.devices[i].asleep_bytes) > 0) {
-                        gr_context_each(&gr_core, i, return_to, &plan);
-                        if (plan.visited)
+                        gr_context_each(&gr_core, i, bring_memory_back, &outcome);
+                        if (outcome.visited)
                                 break;
                         if (gr_driver.now_ns() >= until_ns || atomic_load(&ending)) {
                                 *ret_missing = true;
@@ -483,14 +482,14 @@ GR_HELD(sleep_lock) static CUresult bring_back(bool *ret_missing)
                         }
                         gr_driver.sleep_ns(PAUSE_NS);
                 }
-                if (plan.result != CUDA_SUCCESS) {
+                if (outcome.result != CUDA_SUCCESS) {
                         gr_log(GR_LOG_WARN, "device %d: the memory that is asleep could not be had again (error %d)", i,
-                               (int)plan.result);
-                        return plan.result;
+                               (int)outcome.result);
+                        return outcome.result;
                 }
-                if (plan.moved_bytes > 0)
+                if (outcome.moved_bytes > 0)
                         atomic_store(&gr_core.devices[i].last_wake_ns, gr_driver.now_ns() - device_ns);
-                bytes += plan.moved_bytes;
+                bytes += outcome.moved_bytes;
         }
         gr_log(GR_LOG_INFO, "awake: %" PRIu64 " MiB came back in %" PRIu64 " ms", bytes >> 20,
                (gr_driver.now_ns() - begin_ns) / 1000000);
@@ -647,7 +646,7 @@ static bool is_time(int device, uint64_t idle_ns)
 uint64_t gr_sleep_begin(int device, uint64_t idle_ns)
 {
         uint64_t begin_ns = gr_driver.now_ns(), took_ns;
-        struct plan plan = {.out = true};
+        struct outcome outcome = {0};
         bool was_shut;
 
         if (!may_sleep() || !is_time(device, idle_ns) || !gr_trylock(&sleep_lock))
@@ -656,21 +655,21 @@ uint64_t gr_sleep_begin(int device, uint64_t idle_ns)
         was_shut = atomic_load(&shut);
         if (shut_gate()) {
                 if ((is_quiet() || !idle_ns) && is_idle(SHUT_NS)) {
-                        gr_context_each(&gr_core, device, leave_from, &plan);
+                        gr_context_each(&gr_core, device, move_memory_out, &outcome);
                         rest.vain |= UINT64_C(1) << device;
                 }
-                if (!was_shut && plan.moved_bytes == 0)
+                if (!was_shut && outcome.moved_bytes == 0)
                         atomic_store(&shut, false);
         }
-        if (plan.moved_bytes == 0)
+        if (outcome.moved_bytes == 0)
                 rest.since_ns = 0;
         working = false;
         gr_unlock(&sleep_lock);
-        if (plan.moved_bytes > 0) {
+        if (outcome.moved_bytes > 0) {
                 took_ns = gr_driver.now_ns() - begin_ns;
                 atomic_store(&gr_core.devices[device].last_sleep_ns, took_ns);
                 gr_log(GR_LOG_INFO, "device %d: asleep, %" PRIu64 " MiB went to host memory in %" PRIu64 " ms", device,
-                       plan.moved_bytes >> 20, took_ns / 1000000);
+                       outcome.moved_bytes >> 20, took_ns / 1000000);
         }
-        return plan.moved_bytes;
+        return outcome.moved_bytes;
 }
