@@ -81,6 +81,7 @@ warns_of_lack() { one_line "the driver lacks ${name#-}"; }
 has_waited() { [ "$(stat syncs)" -gt 0 ] || fail "$title: nobody waited for the device"; }
 has_tried() { ! grep -q ' 0 rows\|^0 rows' "$folder/out" || fail "$title: nothing was tried"; }
 has_climbed() { [ "$(stat ladder.ready.tries)" -gt 0 ] || fail "$title: the ladder was not used"; }
+has_not_climbed() { [ "$(stat ladder.ready.tries)" -eq 0 ] || fail "$title: the ladder was used"; }
 hides_failures() { [ "$(stat failures)" -eq 0 ] || fail "$title: the program was told"; }
 has_no_stats() { [ ! -e "$folder/stats" ] || fail "$title: statistics of nothing"; }
 has_group_limit() { [ "$(stat devices.0.group_limit_bytes)" = 1073741824 ] || fail "$title: not the group's limit"; }
@@ -170,6 +171,11 @@ missing | -cuMemCreate -cuMemRelease -cuMemMap -cuMemUnmap -cuMemSetAccess -cuMe
 # Nor is any mapped where the driver does not tell that it can map memory and share it (102, 103).
 missing | cuDeviceGetAttribute:*=1 cuMemGetAllocationGranularity:*=1 GRSIM_LACKS=102 GRSIM_LACKS=103 \
         | GPURECLAIM_POOL=split | process | 0 | maps_none
+# A driver that is not ready to give access is asked again; one that never is has no memory.
+missing | cuMemSetAccess:1=600 | GPURECLAIM_POOL=split GPURECLAIM_POOL=auto | process \
+        | 0 | is_quiet maps_memory has_not_climbed
+missing | cuMemSetAccess:*=600 | GPURECLAIM_POOL=split GPURECLAIM_POOL=auto | process \
+        | 0 | is_quiet has_climbed hides_failures
 missing | -cuMemAllocAsync,cuMemAllocAsync_ptsz,cuMemAllocFromPoolAsync,cuMemFreeAsync,cuMemFreeAsync_ptsz \
         | none | first | 0 | is_not_found
 # The device is full for one call: the ladder is climbed and the program does not notice.
