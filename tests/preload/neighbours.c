@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -187,24 +188,31 @@ static void mode_stop(void)
         end(&poor, 0);
 }
 
+static void empty_file(void)
+{
+        static struct gr_region region;
+        char path[GR_REGION_PATH_BYTES + GR_REGION_FILE_BYTES + 1];
+
+        if (!open_region(&region))
+                fail("no region", 0);
+        snprintf(path, sizeof(path), "%s/%s", region.dir, region.file);
+        if (truncate(path, 0))
+                fail("the file cannot be emptied", errno);
+        gr_region_close(&region);
+}
+
 /* Somebody empties the region's file under running processes: they live, and meet again. */
 static void mode_truncate(void)
 {
         struct worker rich = start(0), poor = start(0);
         static struct gr_region region;
-        char path[GR_REGION_PATH_BYTES + GR_REGION_FILE_BYTES + 1];
         double begin;
         bool met;
 
         ask(&rich, 'a', 600);
         ask(&poor, 'a', 8);
         for (int i = 0; i < 3; i++) {
-                if (!open_region(&region))
-                        fail("no region", i);
-                snprintf(path, sizeof(path), "%s/%s", region.dir, region.file);
-                if (truncate(path, 0))
-                        fail("the file cannot be emptied", errno);
-                gr_region_close(&region);
+                empty_file();
                 if (ask(&rich, 'f', 0).result != 0 || ask(&rich, 'a', 600).result != 0 ||
                     ask(&poor, 'f', 0).result != 0)
                         fail("an emptied file stops a process", i);
@@ -618,6 +626,44 @@ static void mode_late_files(void)
                 fail("something is left", 0);
 }
 
+/* Holds a charge of so many MiB of mapped memory in its middle. */
+static void hold_charge(struct worker *worker, unsigned mib)
+{
+        ask(worker, 'c', 0);
+        tell(worker, 'm', mib);
+        hear(worker);
+}
+
+static void charge_goes_on(struct worker *worker, unsigned sum_mib)
+{
+        static struct gr_region region;
+
+        await_members(&region, 1);
+        tell(worker, 'c', 0);
+        if (hear(worker).result != 0 || gr_region_sum(&region, false) != sum_mib * MIB)
+                fail("what is charged in the middle of a charge, in MiB",
+                     (long long)(gr_region_sum(&region, false) / MIB));
+        gr_region_close(&region);
+}
+
+/* What is being charged while its process joins, or joins again, counts once. */
+static void mode_charges(void)
+{
+        struct worker worker = start(0);
+        struct rlimit files;
+
+        if (getrlimit(RLIMIT_NOFILE, &files) || ask(&worker, 'n', 0).result != 0 || ask(&worker, 'm', 100).result != 0)
+                fail("without files it cannot work", errno);
+        hold_charge(&worker, 200);
+        if (prlimit(worker.pid, RLIMIT_NOFILE, &files, NULL))
+                fail("no files for it", errno);
+        charge_goes_on(&worker, 300);
+        hold_charge(&worker, 50);
+        empty_file();
+        charge_goes_on(&worker, 350);
+        end(&worker, 0);
+}
+
 /* One that could not make its thread for a moment serves the others later. */
 static void mode_late_thread(void)
 {
@@ -776,6 +822,7 @@ int main(int argc, char **argv)
                 {"command", mode_command},
                 {"orders", mode_orders},
                 {"late-files", mode_late_files},
+                {"charges", mode_charges},
                 {"late-thread", mode_late_thread},
                 {"stranded", mode_stranded},
                 {"created", mode_created},

@@ -4,6 +4,7 @@
  */
 #include "neighbours_worker.h"
 
+#include "base/lock.h"
 #include "check.h"
 
 #include "gpureclaim.h"
@@ -87,6 +88,29 @@ __attribute__((visibility("default"))) int nanosleep(const struct timespec *want
             strstr(caller.dli_fname, "libgpureclaim") && ++pauses > atomic_load(&most_pauses))
                 atomic_store(&most_pauses, pauses);
         return real(wanted, left);
+}
+
+static _Thread_local bool charge_is_held; /* this thread's next one goes on only when it is told something */
+static int orders_in, replies_out;
+
+/* By then the charge is counted for the process, but not yet for the group. */
+__attribute__((visibility("default"))) int pthread_mutex_lock(pthread_mutex_t *mutex)
+{
+        static __typeof__(pthread_mutex_lock) *real;
+        struct reply reply = {0};
+        unsigned order[2];
+        Dl_info caller;
+
+        if (!real)
+                *(void **)&real = dlsym(RTLD_NEXT, "pthread_mutex_lock");
+        if (charge_is_held && dladdr(__builtin_return_address(0), &caller) &&
+            strstr(caller.dli_fname, "libgpureclaim") && ((struct gr_lock *)mutex)->rank == GR_RANK_REGION) {
+                charge_is_held = false;
+                if (write(replies_out, &reply, sizeof(reply)) != sizeof(reply) ||
+                    read(orders_in, order, sizeof(order)) != sizeof(order))
+                        exit(1);
+        }
+        return real(mutex);
 }
 
 static void worker_open(void)
@@ -210,15 +234,21 @@ static void obey(int in, int out)
         unsigned order[2];
         bool open = false;
 
+        orders_in = in;
+        replies_out = out;
         while (read(in, order, sizeof(order)) == sizeof(order)) {
                 double begin = now_ms();
                 size_t free_bytes, total_bytes;
 
-                if (!open && !strchr("mnpx", (int)order[0])) {
+                if (!open && !strchr("cmnpx", (int)order[0])) {
                         worker_open();
                         open = true;
                 }
                 switch (order[0]) {
+                case 'c':
+                        charge_is_held = true;
+                        reply.result = 0;
+                        break;
                 case 'm':
                         reply.result = worker_create(order[1]);
                         break;
