@@ -90,6 +90,11 @@ for pool in none bins split auto; do
         "$command" report trace | grep -qF 'live at the end: 0 B in 0 blocks' || fail "a context that ends, $pool: live"
 done
 
+# A thread that is told to end does not end while the file grows, with the file's lock.
+run "$traced" ended
+is "a thread that ends: exit status" 0 $status
+is "a thread that ends: allocations" 40000 "$(count allocate)"
+
 # A file that cannot grow: its oldest part is used again, without a signal for the program.
 run bash -c "ulimit -f 2000 && exec env GPURECLAIM_POOL=bins $traced wraps 100000"
 is "the largest file: exit status" 0 $status

@@ -8,6 +8,7 @@
  *   gone     three times allocates 10 blocks and resets the context, which frees them
  *   closed   closes its standard streams; then the rounds. The exit status is 3 if the library writes to one
  *   unseen   a round, where nothing says what an open file is
+ *   ended    a second thread is told to end, and does so after 20 * ROUNDS; then the first thread makes as many
  *   behind   a second thread allocates, waits for a while, and allocates a block of its own size, which stays; 28000
  *            entries later 10000 more follow
  */
@@ -86,6 +87,15 @@ static void *in_thread(void *slow)
         return NULL;
 }
 
+static void *told_to_end(void *arg)
+{
+        GR_MUST(cuCtxSetCurrent(context));
+        pthread_cancel(pthread_self());
+        rounds(20 * ROUNDS);
+        pthread_testcancel();
+        return arg;
+}
+
 int main(int argc, char **argv)
 {
         const char *mode = argc > 1 ? argv[1] : "";
@@ -144,6 +154,10 @@ int main(int argc, char **argv)
         } else if (strcmp(mode, "closed") == 0) {
                 rounds(20 * ROUNDS);
                 return wrong ? 3 : 0;
+        } else if (strcmp(mode, "ended") == 0) {
+                GR_MUST(pthread_create(&thread, NULL, told_to_end, NULL));
+                GR_MUST(pthread_join(thread, NULL));
+                rounds(20 * ROUNDS);
         } else if (strcmp(mode, "behind") == 0) {
                 pthread_barrier_init(&turn, NULL, 2);
                 GR_MUST(pthread_create(&thread, NULL, in_thread, &turn));

@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -193,6 +194,32 @@ static void test_write_again(void)
         close(fds[1]);
 }
 
+static bool has_written;
+
+static void *write_and_end(void *fd)
+{
+        pthread_cancel(pthread_self());
+        GR_CHECK_EQ(gr_log_write(*(int *)fd, "x", 1, 1000), 0);
+        has_written = true;
+        pthread_testcancel();
+        return NULL;
+}
+
+/* A thread that is told to end does so only afterwards: its caller may hold a lock. */
+static void test_told_to_end(void)
+{
+        pthread_t thread;
+        int fds[2];
+        void *got;
+
+        GR_CHECK_EQ(pipe(fds), 0);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, write_and_end, &fds[1]), 0);
+        pthread_join(thread, &got);
+        GR_CHECK(has_written && got == PTHREAD_CANCELED);
+        close(fds[0]);
+        close(fds[1]);
+}
+
 /* All of it, however little the reader takes at a time; and not for ever where nobody reads. */
 static void test_write(void)
 {
@@ -324,6 +351,7 @@ int main(void)
         test_stderr();
         test_write();
         test_write_again();
+        test_told_to_end();
         test_clean();
         test_refused_writes(false);
         test_refused_writes(true);
