@@ -289,6 +289,33 @@ static void test_contexts(void)
         finish();
 }
 
+static uint64_t block_freed_late;
+
+static void free_meanwhile(uint64_t ns)
+{
+        (void)ns;
+        GR_CHECK_EQ(sg_free(&core, block_freed_late), 0);
+}
+
+/* Whoever frees may have seen that decay is armed and wakes nobody, but only now is the block seen in the cache. */
+static void test_freed_meanwhile(void)
+{
+        struct gr_driver driver;
+
+        start(DECAY_NS);
+        cache_blocks(1, BLOCK);
+        GR_CHECK(tick(0) > 0);
+        GR_CHECK_EQ(sg_alloc(context, BLOCK, &block_freed_late), 0);
+        GR_CHECK_EQ(cached(), 0);
+        driver = sg_driver;
+        driver.sleep_ns = free_meanwhile;
+        core.driver = &driver;
+        GR_CHECK(tick(SG_MS) > 0 && core.decay_armed);
+        core.driver = &sg_driver;
+        GR_CHECK_EQ(cached(), BLOCK);
+        finish();
+}
+
 int main(void)
 {
         test_curve();
@@ -301,5 +328,6 @@ int main(void)
         test_settings();
         test_contexts();
         test_looks();
+        test_freed_meanwhile();
         return GR_CHECK_RESULT();
 }
