@@ -29,7 +29,7 @@
 #define MANY    24
 #define ANSWERS 64 /* at the same time */
 #define SILENT  (ANSWERS + 16)
-enum order { TAKE, FREE, COUNT, NO_SOCKETS };
+enum order { TAKE, FREE, COUNT, NO_SOCKETS, SECOND };
 
 static char mode[] = "as-exporter";
 static struct gt gt;
@@ -55,9 +55,10 @@ static int descriptors(void)
         return least;
 }
 
-/* The other process. TAKE: a block, filled with its number; answered by its handle. */
+/* The other process. TAKE: a block, filled with its number; answered by its handle. SECOND: from a second context. */
 static int export_for_others(void)
 {
+        CUcontext second;
         CUdeviceptr blocks[MANY];
         CUipcMemHandle handle;
         uint32_t order, count = 0, answer;
@@ -75,6 +76,10 @@ static int export_for_others(void)
                         break;
                 case FREE:
                         answer = (uint32_t)cuMemFree(blocks[--count]);
+                        peer_send(other, &answer, sizeof answer, -1);
+                        break;
+                case SECOND:
+                        answer = (uint32_t)cuCtxCreate(&second, NULL, 0, gt.device);
                         peer_send(other, &answer, sizeof answer, -1);
                         break;
                 case NO_SOCKETS:
@@ -279,6 +284,18 @@ static void many(void)
         printf("many: %u bad\n", bad);
 }
 
+/* Blocks of a context that came after the first export. */
+static void of_second_context(void)
+{
+        CUdeviceptr p;
+
+        GR_MUST(answer_to(SECOND));
+        GR_MUST(open_it(&p, take()));
+        printf("of the exporter's second context: %u words wrong", wrong(p, 101));
+        printf(", closed %d\n", (int)cuIpcCloseMemHandle(p));
+        GR_MUST(answer_to(FREE));
+}
+
 /* Whether the exporter has closed its end. */
 static bool is_dropped(int silent)
 {
@@ -451,6 +468,7 @@ int main(int argc, char **argv)
         freed = take();
         answer_to(FREE);
         printf("freed before it was opened: %d\n", (int)open_it(&p, freed));
+        of_second_context();
         closed_sockets();
         GR_MUST(open_it(&p, handle));
         kill(exporter, SIGKILL);
