@@ -302,6 +302,27 @@ static bool is_dropped(int silent)
         return recv(silent, &(char){0}, 1, MSG_DONTWAIT) == 0;
 }
 
+/* Whether the exporter has the socket that a line of /proc/net/unix tells of: not another run's of this program. */
+static bool is_of_exporter(const char *line)
+{
+        unsigned long inode;
+        char path[64], link[64], wanted[64];
+        bool found = false;
+
+        if (sscanf(line, "%*s %*s %*s %*s %*s %*s %lu", &inode) != 1)
+                return false;
+        snprintf(wanted, sizeof wanted, "socket:[%lu]", inode);
+        for (int fd = 0; fd < 1024 && !found; fd++) {
+                ssize_t length;
+
+                snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)exporter, fd);
+                length = readlink(path, link, sizeof link - 1);
+                link[length > 0 ? length : 0] = '\0';
+                found = strcmp(link, wanted) == 0;
+        }
+        return found;
+}
+
 /* Messages that no importer sends: nothing of them stays with the exporter, and others are answered. */
 static void strange_messages(CUipcMemHandle handle)
 {
@@ -317,7 +338,7 @@ static void strange_messages(CUipcMemHandle handle)
                 socklen_t bytes;
 
                 name = strstr(line, "@gpureclaim-");
-                if (!name || !strchr(name, '\n'))
+                if (!name || !strchr(name, '\n') || !is_of_exporter(line))
                         continue;
                 *strchr(name, '\n') = '\0';
                 memcpy(&address.sun_path[1], name + 1, strlen(name + 1));

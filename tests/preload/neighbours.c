@@ -629,7 +629,7 @@ static void mode_late_files(void)
 /* Holds a charge of so many MiB of mapped memory in its middle. */
 static void hold_charge(struct worker *worker, unsigned mib)
 {
-        ask(worker, 'c', 0);
+        ask(worker, 'd', 0);
         tell(worker, 'm', mib);
         hear(worker);
 }
@@ -639,7 +639,7 @@ static void charge_goes_on(struct worker *worker, unsigned sum_mib)
         static struct gr_region region;
 
         await_members(&region, 1);
-        tell(worker, 'c', 0);
+        tell(worker, 'd', 0);
         if (hear(worker).result != 0 || gr_region_sum(&region, false) != sum_mib * MIB)
                 fail("what is charged in the middle of a charge, in MiB",
                      (long long)(gr_region_sum(&region, false) / MIB));

@@ -240,12 +240,12 @@ static void obey(int in, int out)
                 double begin = now_ms();
                 size_t free_bytes, total_bytes;
 
-                if (!open && !strchr("cmnpx", (int)order[0])) {
+                if (!open && !strchr("dmnpx", (int)order[0])) {
                         worker_open();
                         open = true;
                 }
                 switch (order[0]) {
-                case 'c':
+                case 'd':
                         charge_is_held = true;
                         reply.result = 0;
                         break;
