@@ -287,7 +287,8 @@ bool gr_region_await(struct gr_region *region, unsigned slot, uint64_t owner, ui
  * has how long an answer may take.)
  *
  * If that is not enough, neighbours that have offered it are put to sleep, one after the other, the longest idle first,
- * until it is. None is if all that they have is less than what is still missing: they would sleep in vain.
+ * until it is. None is, and no further one, if all that the rest have is less than what is still missing: they would
+ * sleep in vain.
  */
 #define GR_REGION_ASK_NS UINT64_C(10000000000)
 /*

@@ -313,16 +313,18 @@ bool gr_region_awaited(struct gr_region *region)
 static void ask_in_turn(struct gr_region *region, enum ask ask, struct candidate *candidates, uint64_t want_bytes,
                         struct time_left *left, uint64_t *given)
 {
-        size_t count = find_candidates(region, ask, candidates), asked = 0;
-        uint64_t bytes = 0;
+        size_t count = find_candidates(region, ask, candidates), asked = 0, seen = 0;
+        uint64_t bytes = 0; /* of those that have not been asked yet */
 
         for (size_t i = 0; i < count; i++)
                 bytes += candidates[i].member.reserved_bytes;
-        if (ask == ASK_SLEEP && bytes < want_bytes - *given)
-                return;
         qsort(candidates, count, sizeof(*candidates), ask == ASK_SLEEP ? by_idle_time : by_ease);
-        while (asked < count && *given < want_bytes && left->quiet_ns > 0 && region->ops->now_ns() < left->deadline_ns)
+        while (asked < count && *given < want_bytes && left->quiet_ns > 0 &&
+               region->ops->now_ns() < left->deadline_ns && (ask != ASK_SLEEP || bytes >= want_bytes - *given)) {
                 asked += ask_round(region, ask, candidates + asked, count - asked, want_bytes - *given, left, given);
+                for (; seen < asked; seen++)
+                        bytes -= candidates[seen].member.reserved_bytes;
+        }
 }
 
 uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t quiet_ns, bool cached_only)

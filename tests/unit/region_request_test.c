@@ -438,7 +438,11 @@ static void test_ask_sleep(void)
         sleeper_gives = MIB;
         GR_CHECK(sleep_for(one, GIB, 3, 2)); /* the first has less than it seemed */
         sleeper_gives = 0;
-        GR_CHECK(sleep_for(one, GIB, 3, 2)); /* the first says no */
+        GR_CHECK(sleep_for(one, GIB, 3, 2));     /* the first says no */
+        GR_CHECK(sleep_for(one, 2 * GIB, 3, 0)); /* the second alone has too little */
+        peers[3] = GR_PROCESS_STOPPED;
+        GR_CHECK(sleep_for(one, 2 * GIB, 0, 0));
+        peers[3] = GR_PROCESS_ALIVE;
         sleeper_gives = GIB;
         gr_region_offer_sleep(two, now_ns - GR_REGION_IDLE_NS + 1);
         GR_CHECK(sleep_for(one, GIB + 1, 0, 0)); /* one of them is not idle for long enough */
