@@ -20,15 +20,16 @@
 #include "system/environment.h"
 #include "system/workers.h"
 
-#define MOVERS_MAX   14 /* threads that copy; that many nearly fill the link (docs/measurements.md, sleep-copies) */
-#define BUFFER_BYTES ((size_t)8 << 20)     /* of pinned memory; each mover has two, one of which is in flight */
-#define IDLE_NS      UINT64_C(80000000)    /* longest wait for the GPU while the gate is open */
-#define SHUT_NS      UINT64_C(10000000)    /* longest wait for it while the gate is shut */
-#define SHUT_LOOKS   10000                 /* how often to look whether a call is inside */
-#define WAKE_NS      UINT64_C(10000000000) /* longest wait for memory to be had again, unless GPURECLAIM_WAIT is set */
-#define PAUSE_NS     UINT64_C(2000000)     /* between two tries to have it */
-#define MOVERS_NS    UINT64_C(100000)      /* between two looks whether the movers are done */
-#define PASS         (UINT64_C(1) << 32) /* what a call that passes the gate adds; below it those inside are counted */
+#define MOVERS_MAX    14 /* threads that copy; that many nearly fill the link (docs/measurements.md, sleep-copies) */
+#define BUFFER_BYTES  ((size_t)8 << 20)     /* of pinned memory; each mover has two, one of which is in flight */
+#define IDLE_NS       UINT64_C(80000000)    /* longest wait for the GPU while the gate is open */
+#define SHUT_NS       UINT64_C(10000000)    /* longest wait for it while the gate is shut */
+#define SHUT_LOOKS    10000                 /* how often to look whether a call is inside */
+#define WAKE_NS       UINT64_C(10000000000) /* longest wait for memory to be had again, unless GPURECLAIM_WAIT is set */
+#define PAUSE_NS      UINT64_C(2000000)     /* between the first two tries to have it; it doubles up to the most */
+#define PAUSE_MOST_NS UINT64_C(50000000)
+#define MOVERS_NS     UINT64_C(100000)    /* between two looks whether the movers are done */
+#define PASS          (UINT64_C(1) << 32) /* what a call that passes the gate adds; below it those inside are counted */
 
 GR_HOT_DATA _Atomic bool gr_sleep_on;
 static _Atomic bool shut, ending;
@@ -334,6 +335,7 @@ static uint64_t move_memories(struct gr_context *context, bool out, struct gr_me
 /* What is to be moved on a device. */
 struct outcome {
         uint64_t moved_bytes;
+        uint64_t until_ns; /* how long a wake waits for room */
         CUresult result;
         bool visited;
 };
@@ -405,7 +407,7 @@ static CUresult create_memories(struct gr_memory **memories, size_t count)
         return result;
 }
 
-/* The time up to which a call that begins to wake the process waits. */
+/* The time up to which a call that comes to the gate now waits. */
 static uint64_t wake_deadline_ns(void)
 {
         return gr_driver.now_ns() + (gr_options.from_env[GR_OPTION_WAIT] ? gr_options.wait : WAKE_NS);
@@ -430,8 +432,9 @@ static uint64_t missing_bytes(struct gr_context *context)
  */
 GR_NOT_CHECKED static bool bring_memory_back(struct gr_context *context, void *arg)
 {
-        uint64_t until_ns = wake_deadline_ns();
+        uint64_t pause_ns = PAUSE_NS;
         struct outcome *outcome = arg;
+        int64_t waits_for = 0;
 
         gr_assert_locked(&sleep_lock);
         outcome->visited = true;
@@ -449,13 +452,24 @@ GR_NOT_CHECKED static bool bring_memory_back(struct gr_context *context, void *a
                 end_moves(memories, count);
                 /* Twice in any case: the driver may have failed only this once. */
                 if (outcome->result == CUDA_SUCCESS || atomic_load(&ending) ||
-                    (tries > 0 && (outcome->result != CUDA_ERROR_OUT_OF_MEMORY || gr_driver.now_ns() >= until_ns)))
-                        return false;
+                    (tries > 0 &&
+                     (outcome->result != CUDA_ERROR_OUT_OF_MEMORY || gr_driver.now_ns() >= outcome->until_ns)))
+                        break;
                 gr_rung_run(context, GR_RUNG_TRIM, UINT64_MAX);
-                if (gr_core.ask_neighbours)
-                        gr_core.ask_neighbours(&gr_core, context->device, missing_bytes(context));
-                gr_driver.sleep_ns(PAUSE_NS);
+                if (gr_core.ask_neighbours) {
+                        uint64_t missing = missing_bytes(context);
+
+                        gr_core.ask_neighbours(&gr_core, context->device, missing);
+                        /* From now on as an allocation that waits: each answer costs a neighbour work. */
+                        if (!waits_for)
+                                gr_core.wait_for_neighbours(context->device, waits_for = (int64_t)missing);
+                }
+                gr_driver.sleep_ns(pause_ns);
+                pause_ns = gr_min(2 * pause_ns, PAUSE_MOST_NS);
         }
+        if (waits_for)
+                gr_core.wait_for_neighbours(context->device, -waits_for);
+        return false;
 }
 
 /*
@@ -463,13 +477,13 @@ GR_NOT_CHECKED static bool bring_memory_back(struct gr_context *context, void *a
  * until they have ended, with their memory, or turn out to stay. *ret_missing: neither came in time, and their memory
  * is still asleep.
  */
-GR_HELD(sleep_lock) static CUresult bring_back(bool *ret_missing)
+GR_HELD(sleep_lock) static CUresult bring_back(uint64_t until_ns, bool *ret_missing)
 {
-        uint64_t begin_ns = gr_driver.now_ns(), until_ns = wake_deadline_ns(), bytes = 0, device_ns;
+        uint64_t begin_ns = gr_driver.now_ns(), bytes = 0, device_ns;
 
         gr_assert_locked(&sleep_lock);
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
-                struct outcome outcome = {0};
+                struct outcome outcome = {.until_ns = until_ns};
 
                 device_ns = gr_driver.now_ns();
                 while (atomic_load(&gr_core.devices[i].asleep_bytes) > 0) {
@@ -502,6 +516,7 @@ GR_HELD(sleep_lock) static CUresult bring_back(bool *ret_missing)
  */
 static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
 {
+        uint64_t until_ns = wake_deadline_ns(); /* of all at the gate, which wait for the lock one after the other */
         CUstreamCaptureMode mode;
         bool missing = false;
         GR_KEEP_ERRNO;
@@ -513,7 +528,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
         working = true;
         if (atomic_load(&shut)) {
                 mode = gr_operations_relax_captures();
-                pass->result = bring_back(&missing);
+                pass->result = bring_back(until_ns, &missing);
                 gr_operations_restore_captures(mode);
                 if (pass->result == CUDA_SUCCESS && missing) {
                         atomic_fetch_add(part, PASS + 1);

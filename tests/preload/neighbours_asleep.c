@@ -142,6 +142,7 @@ void mode_asleep_order(void)
 void mode_asleep_group(void)
 {
         struct worker one = start_with(24, 1), two = start(0);
+        unsigned before;
 
         refused(&two, 'a', 18, "two have more than their limit together");
         await_idle(&one, GR_REGION_IDLE_NS);
@@ -150,7 +151,10 @@ void mode_asleep_group(void)
         for (int i = 0; i < 2; i++) {
                 struct worker *sleeper = i ? &two : &one, *other = i ? &one : &two;
 
+                before = requests(other);
                 refused(sleeper, 'c', (unsigned)i + 1, "it woke beside one that has just worked");
+                if (requests(other) - before > 2) /* it has nothing cached, which it publishes */
+                        fail("how often it was asked by one that waits", requests(other) - before);
                 if (asleep_mib(sleeper) == 0 || asleep_mib(other) != 0 || card_used_bytes() > 32 * MIB)
                         fail("which one is asleep", i);
                 await_idle(other, GR_REGION_IDLE_NS);

@@ -445,6 +445,26 @@ static void *end_taker(void *arg)
         return arg;
 }
 
+static void *read_in_vain(void *arg)
+{
+        gt_attach(&gt);
+        GR_CHECK(read_a_block() == CUDA_ERROR_OUT_OF_MEMORY);
+        return arg;
+}
+
+/* How often so many threads, which come at the same time and find no room, try to have the memory again. */
+static unsigned long tries_of(unsigned count)
+{
+        unsigned long before = grSimCallCount("cuMemCreate");
+        pthread_t threads[8];
+
+        for (unsigned i = 0; i < count; i++)
+                pthread_create(&threads[i], NULL, read_in_vain, NULL);
+        for (unsigned i = 0; i < count; i++)
+                pthread_join(threads[i], NULL);
+        return grSimCallCount("cuMemCreate") - before;
+}
+
 static void *end_taker_late(void *arg)
 {
         gt_sleep_us(300000);
@@ -480,6 +500,11 @@ void mode_full(void)
                 sleep_now("goes on");
                 gt_check(on_device() == before, "the device", "no part is kept: %.0f MiB, then %.0f", gt_mib(before),
                          gt_mib(on_device()));
+                end_taker(NULL);
+        } else if (strcmp(getenv("GPURECLAIM_WAIT"), "1s") == 0) { /* all of them wait for that long together */
+                unsigned long one = tries_of(1), eight = tries_of(8);
+
+                gt_check(eight < 4 * one, "eight threads", "try %lu times, one does %lu times", eight, one);
                 end_taker(NULL);
         } else {
                 pthread_create(&thread, NULL, end_taker_late, NULL);
