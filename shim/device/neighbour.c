@@ -286,10 +286,11 @@ static void obey_request(struct member *member, const struct gr_request *request
 /* Shows the others what the process has on the device, and since when it could be put to sleep. */
 static void publish(struct member *member, struct gr_region *region, bool changed)
 {
-        uint64_t figures[GR_FIGURE_COUNT];
+        uint64_t figures[GR_FIGURE_COUNT], since_ns = gr_sleep_idle_since(member->device->ordinal);
 
         gr_figures_of_device(member->device, figures);
-        gr_region_offer_sleep(region, gr_sleep_idle_since(member->device->ordinal));
+        if (since_ns != GR_SLEEP_UNKNOWN)
+                gr_region_offer_sleep(region, since_ns);
         gr_region_publish(region, figures, changed);
 }
 

@@ -33,6 +33,7 @@
 
 GR_HOT_DATA _Atomic bool gr_sleep_on;
 static _Atomic bool shut, ending;
+static _Atomic bool waking;        /* a call that came to the gate has the lock, or is about to give it back */
 static _Atomic unsigned waiting;   /* threads at the gate while it is shut */
 static struct gr_sharded calls;    /* how many have passed it, in PASS each, and how many of them are inside */
 static uint64_t most_host_bytes;   /* constant once set up */
@@ -524,6 +525,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
 
         atomic_fetch_add(&waiting, 1);
         gr_lock(&sleep_lock);
+        atomic_store(&waking, true);
         atomic_fetch_sub(&waiting, 1);
         working = true;
         if (atomic_load(&shut)) {
@@ -538,6 +540,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
                 }
         }
         working = false;
+        atomic_store(&waking, false);
         gr_unlock(&sleep_lock);
 }
 
@@ -634,28 +637,38 @@ GR_HELD(sleep_lock) static bool is_quiet(void)
         return quiet;
 }
 
+/* As gr_sleep_idle_since, with the lock held. */
+GR_HELD(sleep_lock) static uint64_t idle_since(int device)
+{
+        gr_assert_locked(&sleep_lock);
+        if (!is_quiet())
+                return 0;
+        if (!rest.since_ns && is_idle(0))
+                rest.since_ns = gr_driver.now_ns();
+        return rest.vain >> device & 1 ? 0 : rest.since_ns;
+}
+
 uint64_t gr_sleep_idle_since(int device)
 {
-        uint64_t since_ns = 0;
+        uint64_t since_ns;
 
         assert(device >= 0 && device < GR_DEVICES_MAX);
-        if (!may_sleep() || !gr_trylock(&sleep_lock))
+        if (!may_sleep())
                 return 0;
-        if (is_quiet()) {
-                if (!rest.since_ns && is_idle(0))
-                        rest.since_ns = gr_driver.now_ns();
-                since_ns = rest.vain >> device & 1 ? 0 : rest.since_ns;
-        }
+        if (!gr_trylock(&sleep_lock))
+                return atomic_load(&waking) ? 0 : GR_SLEEP_UNKNOWN;
+        since_ns = idle_since(device);
         gr_unlock(&sleep_lock);
         return since_ns;
 }
 
 /* Whether the device's memory may leave after so long. */
-static bool is_time(int device, uint64_t idle_ns)
+GR_HELD(sleep_lock) static bool is_time(int device, uint64_t idle_ns)
 {
-        uint64_t since_ns = idle_ns ? gr_sleep_idle_since(device) : 0;
+        uint64_t since_ns = idle_ns ? idle_since(device) : 0;
 
-        return idle_ns ? since_ns && gr_driver.now_ns() - since_ns >= idle_ns : is_idle(IDLE_NS);
+        gr_assert_locked(&sleep_lock);
+        return !idle_ns || (since_ns && gr_driver.now_ns() - since_ns >= idle_ns);
 }
 
 uint64_t gr_sleep_begin(int device, uint64_t idle_ns)
@@ -664,20 +677,26 @@ uint64_t gr_sleep_begin(int device, uint64_t idle_ns)
         struct outcome outcome = {0};
         bool was_shut;
 
-        if (!may_sleep() || !is_time(device, idle_ns) || !gr_trylock(&sleep_lock))
+        if (!may_sleep() || (!idle_ns && !is_idle(IDLE_NS)))
                 return 0;
+        while (!gr_trylock(&sleep_lock)) { /* while memory of another device leaves */
+                if (atomic_load(&waking) || is_wanted())
+                        return 0;
+                gr_operations_callbacks->going_on();
+                gr_driver.sleep_ns(PAUSE_NS);
+        }
         working = true;
         was_shut = atomic_load(&shut);
-        if (shut_gate()) {
-                if ((is_quiet() || !idle_ns) && is_idle(SHUT_NS)) {
+        if (is_time(device, idle_ns)) {
+                if (shut_gate() && (is_quiet() || !idle_ns) && is_idle(SHUT_NS)) {
                         gr_context_each(&gr_core, device, move_memory_out, &outcome);
-                        rest.vain |= UINT64_C(1) << device;
+                        rest.vain |= UINT64_C(1) << device; /* the other devices' memory may leave as before */
+                } else {
+                        rest.since_ns = 0;
                 }
                 if (!was_shut && outcome.moved_bytes == 0)
                         atomic_store(&shut, false);
         }
-        if (outcome.moved_bytes == 0)
-                rest.since_ns = 0;
         working = false;
         gr_unlock(&sleep_lock);
         if (outcome.moved_bytes > 0) {

@@ -52,9 +52,10 @@ void gr_sleep_end(void);
 
 /*
  * Since when the process has been idle: no call has passed the gate, and the GPU has no work left. 0: it is not idle,
- * it may not sleep, or all that can leave the device has left. To be called now and then, as each call compares with
- * the one before. No lock is held.
+ * it may not sleep, or all that can leave the device has left. GR_SLEEP_UNKNOWN: memory of another device leaves just
+ * now. To be called now and then, as each call compares with the one before. No lock is held.
  */
+#define GR_SLEEP_UNKNOWN UINT64_MAX
 uint64_t gr_sleep_idle_since(int device);
 
 /*

@@ -834,6 +834,8 @@ int main(int argc, char **argv)
                 {"asleep-order", mode_asleep_order},
                 {"asleep-group", mode_asleep_group},
                 {"asleep-no", mode_asleep_no},
+                {"asleep-devices", mode_asleep_devices},
+                {"asleep-other-device", mode_asleep_other_device},
                 {"asleep-killed", mode_asleep_killed},
         };
         char region[80], card[80], clean_up[96], size[16], quiet[16];

@@ -189,6 +189,49 @@ void mode_asleep_no(void)
         end(&poor, 0);
 }
 
+/* One process has 40 MiB on each of two devices, taken by these orders, and two others are there, one on each. */
+static struct worker start_on_both(const char *orders, struct worker poor[2])
+{
+        struct worker rich = start(0);
+
+        for (unsigned device = 0; device < 2; device++) {
+                served(&rich, 'o', device, "a device");
+                served(&rich, orders[device], 40, "memory of it");
+                poor[device] = start(0);
+                served(&poor[device], 'o', device, "a device of another one");
+                served(&poor[device], 'a', 1, "a little of it");
+        }
+        await_idle(&rich, GR_REGION_IDLE_NS);
+        return rich;
+}
+
+/* Both devices are needed at the same time, and it takes long until memory has left (GRSIM_LATENCY). */
+void mode_asleep_devices(void)
+{
+        struct worker poor[2], rich = start_on_both("aa", poor);
+
+        for (int i = 0; i < 2; i++)
+                tell(&poor[i], 'a', 44);
+        for (int i = 0; i < 2; i++)
+                if (hear(&poor[i]).result != 0)
+                        fail("the memory of one device did not leave", i);
+        for (int i = 0; i < 2; i++)
+                end(&poor[i], 0);
+        end(&rich, 0);
+}
+
+/* That nothing can leave one device is no work on the other. */
+void mode_asleep_other_device(void)
+{
+        struct worker poor[2], rich = start_on_both("ab", poor);
+
+        refused(&poor[1], 'a', 44, "memory that could not leave was given away");
+        served(&poor[0], 'a', 44, "the memory of the other device did not leave");
+        for (int i = 0; i < 2; i++)
+                end(&poor[i], 0);
+        end(&rich, 0);
+}
+
 /* One of the two is killed while memory leaves, which takes long (GRSIM_LATENCY). */
 void mode_asleep_killed(void)
 {

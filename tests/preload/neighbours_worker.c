@@ -50,8 +50,8 @@ void pause_ms(unsigned ms)
 }
 
 /*
- * In the worker: 'a' SIZE allocates MiB, 'f' frees everything, 'l' the last, 'x' ends; further ones with obey. Without
- * orders, random ones from seed.
+ * In the worker: 'a' SIZE allocates MiB, 'f' frees everything, 'l' the last, 'o' DEVICE is used from then on, 'x' ends;
+ * further ones with obey. Without orders, random ones from seed.
  */
 static CUdeviceptr blocks[BLOCKS_MOST];
 static size_t block_bytes[BLOCKS_MOST];
@@ -113,12 +113,13 @@ __attribute__((visibility("default"))) int pthread_mutex_lock(pthread_mutex_t *m
         return real(mutex);
 }
 
-static void worker_open(void)
+static int worker_open(int device)
 {
         CUcontext context;
 
-        if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
-                fail("no device", 0);
+        if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, device) || cuCtxSetCurrent(context))
+                fail("no device", device);
+        return 0;
 }
 
 static int worker_alloc(size_t mib)
@@ -135,6 +136,17 @@ static int worker_alloc(size_t mib)
                 if (cuMemsetD8(ptr + mib * MIB - 1, 1, 1) || cuCtxSynchronize())
                         fail("memory that cannot be used", (long long)mib);
         }
+        return result;
+}
+
+/* Blocks that are too small for a segment; they are kept. */
+static int worker_alloc_small(size_t mib)
+{
+        CUdeviceptr ptr;
+        int result = 0;
+
+        for (size_t at = 0; at < mib * MIB && result == 0; at += MIB / 32)
+                result = (int)cuMemAlloc(&ptr, MIB / 32);
         return result;
 }
 
@@ -241,7 +253,7 @@ static void obey(int in, int out)
                 size_t free_bytes, total_bytes;
 
                 if (!open && !strchr("dmnpx", (int)order[0])) {
-                        worker_open();
+                        worker_open(0);
                         open = true;
                 }
                 switch (order[0]) {
@@ -259,8 +271,14 @@ static void obey(int in, int out)
                         no_threads = !order[1];
                         reply.result = 0;
                         break;
+                case 'o':
+                        reply.result = worker_open((int)order[1]);
+                        break;
                 case 'a':
                         reply.result = worker_alloc(order[1]);
+                        break;
+                case 'b':
+                        reply.result = worker_alloc_small(order[1]);
                         break;
                 case 'f':
                         reply.result = worker_free_all();
@@ -304,7 +322,7 @@ static void roam(unsigned seed, int out)
 {
         int steps = (int)(seed % 400) + 20;
 
-        worker_open();
+        worker_open(0);
         for (int i = 0; i < steps; i++) {
                 double begin = now_ms(), ms;
 
