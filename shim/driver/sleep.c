@@ -16,6 +16,7 @@
 #include "driver/real.h"
 #include "fence/fence.h"
 #include "fence/fence_wait.h"
+#include "reclaim/reclaimable.h"
 #include "reclaim/rung.h"
 #include "system/environment.h"
 #include "system/workers.h"
@@ -536,6 +537,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
                         atomic_fetch_add(part, PASS + 1);
                         pass->inside = part;
                 } else if (pass->result == CUDA_SUCCESS) {
+                        rest.since_ns = rest.vain = 0;
                         atomic_store(&shut, false);
                 }
         }
@@ -551,7 +553,8 @@ struct gr_pass gr_sleep_enter(void)
         while (!working && !pass.inside && pass.result == CUDA_SUCCESS && gr_shim_ready()) {
                 _Atomic uint64_t *part = &calls.shards[gr_shard()].part;
 
-                atomic_fetch_add(part, PASS + 1);
+                /* What a neighbour has a reclaimable do is no work of the program, which stays idle. */
+                atomic_fetch_add(part, gr_reclaimable_inside() ? 1 : PASS + 1);
                 if (!atomic_load(&shut)) {
                         pass.inside = part;
                         break;

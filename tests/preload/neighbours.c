@@ -834,6 +834,7 @@ int main(int argc, char **argv)
                 {"asleep-order", mode_asleep_order},
                 {"asleep-group", mode_asleep_group},
                 {"asleep-no", mode_asleep_no},
+                {"asleep-purge", mode_asleep_purge},
                 {"asleep-devices", mode_asleep_devices},
                 {"asleep-other-device", mode_asleep_other_device},
                 {"asleep-killed", mode_asleep_killed},

@@ -189,6 +189,20 @@ void mode_asleep_no(void)
         end(&poor, 0);
 }
 
+/* Others ask it for what it caches first: that a function that it registered then calls the driver is no work of it. */
+void mode_asleep_purge(void)
+{
+        struct worker rich = start_with(40, 7), poor = start(0);
+
+        served(&rich, 'i', 0, "register");
+        await_idle(&rich, GR_REGION_IDLE_NS);
+        served(&poor, 'a', 44, "the idle one did not fall asleep");
+        served(&poor, 'f', 0, "free");
+        served(&rich, 'c', 7, "its content after that");
+        end(&rich, 0);
+        end(&poor, 0);
+}
+
 /* One process has 40 MiB on each of two devices, taken by these orders, and two others are there, one on each. */
 static struct worker start_on_both(const char *orders, struct worker poor[2])
 {

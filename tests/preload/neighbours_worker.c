@@ -190,11 +190,20 @@ static int free_all_hook(void *arg, int device, uint64_t want_bytes)
         return worker_free_all();
 }
 
-/* From now on all is idle: whoever needs it may have it, ms after asking. */
-static int worker_register(unsigned ms)
+static int look_hook(void *arg, int device, uint64_t want_bytes)
+{
+        (void)arg;
+        (void)device;
+        (void)want_bytes;
+        worker_open(0);
+        return (int)cuCtxSynchronize();
+}
+
+/* From now on all is idle: whoever needs it may have it, ms after asking; or, with look_hook, nothing. */
+static int worker_register(int (*hook)(void *, int, uint64_t), unsigned ms)
 {
         struct gpureclaim_reclaimable mine = {
-                .struct_bytes = sizeof(mine), .name = "many", .purge = free_all_hook, .limit_ms = CALL_MS};
+                .struct_bytes = sizeof(mine), .name = "many", .purge = hook, .limit_ms = CALL_MS};
         gpureclaim_register_function *call;
         uint64_t id;
 
@@ -296,7 +305,10 @@ static void obey(int in, int out)
                         reply.result = (int)atomic_load(&most_pauses);
                         break;
                 case 'h':
-                        reply.result = worker_register(order[1]);
+                        reply.result = worker_register(free_all_hook, order[1]);
+                        break;
+                case 'i':
+                        reply.result = worker_register(look_hook, 0);
                         break;
                 case 'k':
                         reply.result = worker_fork();

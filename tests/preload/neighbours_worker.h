@@ -54,6 +54,7 @@ void mode_asleep(void);
 void mode_asleep_order(void);
 void mode_asleep_group(void);
 void mode_asleep_no(void);
+void mode_asleep_purge(void);
 void mode_asleep_devices(void);
 void mode_asleep_other_device(void);
 void mode_asleep_killed(void);
