@@ -126,16 +126,22 @@ static void *allocate_elsewhere(void *ret_p)
         return NULL;
 }
 
+static void allocate_in_thread(CUdeviceptr *ret_p)
+{
+        pthread_t thread;
+
+        pthread_create(&thread, NULL, allocate_elsewhere, ret_p);
+        pthread_join(thread, NULL);
+}
+
 /* In a global capture the driver refuses other threads, too: what they allocate may be for the graph. */
 static void of_another_thread(void)
 {
-        pthread_t thread;
         CUdeviceptr p;
         CUgraph graph;
 
         GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-        pthread_create(&thread, NULL, allocate_elsewhere, &p);
-        pthread_join(thread, NULL);
+        allocate_in_thread(&p);
         GR_MUST(gt_fill(&gt, stream, p, 7, MIB / 4));
         graph = finish(stream);
         GR_MUST(cuMemFree(p));
@@ -145,7 +151,6 @@ static void of_another_thread(void)
 /* But one that takes no part in the capture may keep data of its own in what it allocates. */
 static void for_another_thread(void)
 {
-        pthread_t thread;
         CUgraphExec exec;
         CUdeviceptr p;
 
@@ -153,8 +158,7 @@ static void for_another_thread(void)
         GR_MUST(cuMemAlloc(&p, MIB));
         GR_MUST(gt_fill(&gt, stream, p, 7, MIB / 4));
         GR_MUST(cuMemFree(p));
-        pthread_create(&thread, NULL, allocate_elsewhere, &p);
-        pthread_join(thread, NULL);
+        allocate_in_thread(&p);
         exec = gt_executable(finish(stream));
         GR_MUST(cuMemsetD32(p, 3, MIB / 4));
         GR_MUST(cuGraphLaunch(exec, stream));
