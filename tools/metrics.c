@@ -87,7 +87,8 @@ static const struct metric metrics[] = {
 #undef GR_FIGURE
         {SCOPE_PROCESS, "process_share", "share of the process (GPURECLAIM_SHARE)", member_share},
         {SCOPE_PROCESS, "process_idle_seconds", "since the process last did something with its memory", idle_seconds},
-        {SCOPE_PROCESS, "process_given_bytes_total", "memory given back for other processes, cached or asleep", given_bytes},
+        {SCOPE_PROCESS, "process_given_bytes_total", "memory given back for other processes, cached or asleep",
+         given_bytes},
         {SCOPE_OTHER, "other_process_used_bytes", "used by a process that is not of the group", other_used},
 };
 
