@@ -271,7 +271,7 @@ static void full(void)
         for (unsigned round = 0; round < 2; round++) {
                 unsigned n = 0;
 
-                while (n < 4096 && cuMemAlloc(&all[n], 4 * MIB) == CUDA_SUCCESS)
+                while (n < 4096 && cuMemAlloc(&all[n], 2 * MIB) == CUDA_SUCCESS)
                         n++;
                 count[round] = n;
                 while (n > 0)
@@ -305,7 +305,7 @@ static int neighbour(void)
         if (read(freed[0], &byte, 1) != 1)
                 return 1;
         begin();
-        allocate(100 * MIB);
+        allocate(40 * MIB);
         close(done[1]);
         return waitpid(child, &rc, 0) != child || rc != 0 || GR_CHECK_RESULT();
 }
@@ -319,7 +319,7 @@ static void managed(void)
 
         full();
         GR_MUST(cuMemGetDefaultMemPool(&pool, &location, CU_MEM_ALLOCATION_TYPE_MANAGED));
-        GR_MUST(cuMemAllocFromPoolAsync(&ptr, 64 * MIB, pool, stream));
+        GR_MUST(cuMemAllocFromPoolAsync(&ptr, 24 * MIB, pool, stream));
         GR_MUST(cuMemFreeAsync(ptr, stream));
 #else
         full();

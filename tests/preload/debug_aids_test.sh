@@ -86,18 +86,18 @@ for settings in "$fill" "$guard" "$keep" "$fill $guard $keep"; do
         quiet "clean, $settings"
         cmp -s native out || { diff native out >err; fail "$pool, clean, $settings: not as natively"; }
         # shellcheck disable=SC2086
-        run full GRSIM_MEMORY=256MiB GPURECLAIM_LOG=silent $settings
+        run full GRSIM_MEMORY=96MiB GPURECLAIM_LOG=silent $settings
         grep -q "about as often again" out || fail "$pool, full, $settings"
 done
-run full GRSIM_MEMORY=256MiB GPURECLAIM_LOG=info GPURECLAIM_WAIT=1ms $guard
+run full GRSIM_MEMORY=96MiB GPURECLAIM_LOG=info GPURECLAIM_WAIT=1ms $guard
 for what in 'an allocation of .* failed' 'waiting up to'; do
         [ "$(grep -c "$what" err)" -eq 2 ] || fail "$pool, full: not two of '$what'"
 done
 grep -q '"failures": *2\b' stats || fail "$pool, full: not two failures"
 # What is kept out of use is there for another process, and for memory that the pool does not serve.
-run neighbour GRSIM_MEMORY=256MiB GRSIM_SHARED="$folder/card" GRSIM_LATENCY=cuMemcpyDtoHAsync=200us ${keep/16/256} \
+run neighbour GRSIM_MEMORY=96MiB GRSIM_SHARED="$folder/card" GRSIM_LATENCY=cuMemcpyDtoHAsync=200us ${keep/16/96} \
         GPURECLAIM_LOG=silent
-run managed GRSIM_MEMORY=256MiB ${keep/16/256} GPURECLAIM_LOG=silent
+run managed GRSIM_MEMORY=96MiB ${keep/16/96} GPURECLAIM_LOG=silent
 # (The simulated device ends a program that writes to memory that the driver has.)
 [ "$pool" = none ] || for mode in overrun far at-exit after after-end; do
         run $mode A=B
