@@ -169,6 +169,8 @@ static size_t count_changed(const struct gr_debug_block *block, size_t offset, s
 
                 if (gr_operations_read(block->context->handle, block->ptr + offset + at, copy, part) != 0)
                         break;
+                if (copy[0] == byte && memcmp(copy, copy + 1, part - 1) == 0) /* all are the same */
+                        continue;
                 for (size_t i = 0; i < part; i++)
                         if (copy[i] != byte && changed++ == 0)
                                 *ret_first = offset + at + i;

@@ -56,6 +56,14 @@ static size_t chunk_bytes(size_t left, size_t step)
         return left < most ? left : most;
 }
 
+/* Little-endian: the low bytes of the value are the element. What is filled is copied behind itself. */
+static void fill(char *dst, size_t bytes, unsigned element, uint32_t value)
+{
+        memcpy(dst, &value, element);
+        for (size_t done = element; done < bytes; done *= 2)
+                memcpy(dst + done, dst, done < bytes - done ? done : bytes - done);
+}
+
 bool sim_touch_fill(const struct sim_access *access, uintptr_t dst, size_t count, unsigned element, uint32_t value)
 {
         size_t left = count * element;
@@ -66,8 +74,8 @@ bool sim_touch_fill(const struct sim_access *access, uintptr_t dst, size_t count
 
                 sim_memory_lock();
                 ok = check_access(access, dst, bytes);
-                for (size_t i = 0; ok && i < bytes; i += element)
-                        memcpy((void *)(dst + i), &value, element); /* little-endian: the low bytes are the element */
+                if (ok)
+                        fill((char *)dst, bytes, element, value);
                 sim_memory_unlock();
                 dst += bytes;
                 left -= bytes;
