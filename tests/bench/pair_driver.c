@@ -1,7 +1,6 @@
 /*
- * Costs through the driver API, as a program linked with -lcuda sees them. With --demo it is the workload of
- * scripts/run: cost and footprint of a program that peaks and then needs little. With --first it says how long the
- * first calls of a process take.
+ * Costs through the driver API, as a program linked with -lcuda sees them. With --first it says how
+ * long the first calls of a process take.
  */
 #include "bench.h"
 #include "gputest.h"
@@ -83,86 +82,6 @@ static int synchronize(void)
         return (int)cuCtxSynchronize();
 }
 
-static double footprint_mib(void)
-{
-        size_t bytes;
-
-        if (!gt_footprint(&gt, &bytes))
-                return -1;
-        return ((double)bytes - (double)gt.context_bytes) / (double)MIB;
-}
-
-enum { DEMO_BLOCKS = 96, DEMO_LOOPS = 4000, DEMO_KEEP = 4, DEMO_STREAMS = 8 };
-
-/* N rounds of malloc, 10 us kernel, free on two streams: us per round. */
-static double demo_loop(int n)
-{
-        double begin = gt_now_us();
-
-        for (int i = 0; i < n; i++) {
-                CUdeviceptr p;
-
-                GR_MUST(cuMemAlloc(&p, MIB + (size_t)(i % 7) * 64 * KIB));
-                GR_MUST((CUresult)work(1 + i % 2, (void *)(uintptr_t)p, 10));
-                GR_MUST(cuMemFree(p));
-        }
-        GR_MUST(cuCtxSynchronize());
-        return (gt_now_us() - begin) / n;
-}
-
-static double demo_pair(int n)
-{
-        double begin = gt_now_us();
-
-        for (int i = 0; i < n; i++) {
-                CUdeviceptr p;
-
-                GR_MUST(cuMemAlloc(&p, MIB));
-                GR_MUST(cuMemFree(p));
-        }
-        return (gt_now_us() - begin) / n;
-}
-
-static void demo(void)
-{
-        CUdeviceptr blocks[DEMO_BLOCKS];
-        uint64_t seed = 7;
-        size_t available, total, budget, asked = 0, kept = 0;
-        double pair, loop;
-        int n = gt.simulated ? DEMO_LOOPS / 10 : DEMO_LOOPS;
-
-        GR_MUST(cuMemGetInfo(&available, &total));
-        budget = (available / 4 < 16 * GIB ? available / 4 : 16 * GIB) / DEMO_BLOCKS;
-        demo_pair(100);
-        pair = demo_pair(n);
-        demo_loop(100);
-        loop = demo_loop(n);
-        for (int i = 0; i < DEMO_BLOCKS; i++) {
-                size_t bytes = 1 + gt_random(&seed) % (2 * budget);
-
-                GR_MUST(cuMemAlloc(&blocks[i], bytes));
-                GR_MUST(gt_fill(&gt, stream_of(1 + i % DEMO_STREAMS), blocks[i], 1,
-                                bytes / 4 < 1024 ? bytes / 4 : 1024));
-                asked += bytes;
-                kept += i < DEMO_KEEP ? bytes : 0;
-        }
-        printf("pair_us %.3f\n", pair);
-        printf("loop_us %.3f\n", loop);
-        printf("peak_asked_mib %.1f\n", (double)asked / (double)MIB);
-        printf("peak_mib %.1f\n", footprint_mib());
-        for (int i = DEMO_KEEP; i < DEMO_BLOCKS; i++)
-                GR_MUST(cuMemFree(blocks[i]));
-        /* The program goes on with little: this is when memory it no longer needs ought to be back with the card. */
-        for (int i = 0; i < 10; i++) {
-                demo_loop(20);
-                gt_sleep_us(20000);
-        }
-        printf("after_asked_mib %.1f\n", (double)kept / (double)MIB);
-        printf("after_mib %.1f\n", footprint_mib());
-        for (int i = 0; i < DEMO_KEEP; i++)
-                GR_MUST(cuMemFree(blocks[i]));
-}
-
 /* The pool at its best: it gives nothing back. */
 static void keep_all(void)
 {
@@ -214,23 +133,18 @@ static int first(void)
 int main(int argc, char **argv)
 {
         struct bench_ops ops = {attach, alloc, release, alloc_pinned, release_pinned, work, synchronize};
-        bool is_demo = argc == 2 && !strcmp(argv[1], "--demo");
-        struct bench_settings settings = {.program = "pair_driver"};
+        struct bench_settings settings;
 
         if (argc == 2 && !strcmp(argv[1], "--first"))
                 return first();
-        if (!is_demo)
-                settings = bench_arguments(argc, argv);
+        settings = bench_arguments(argc, argv);
         gt_open(&gt);
         if (settings.async) {
                 ops.alloc = alloc_async;
                 ops.release = release_async;
                 keep_all();
         }
-        if (is_demo)
-                demo();
-        else
-                bench_run(&settings, &ops);
+        bench_run(&settings, &ops);
         gt_close(&gt);
         return 0;
 }
