@@ -2,8 +2,8 @@
 # What the documents say of the sources. Usage: documents_test.sh GPURECLAIM SOURCE_FOLDER
 #
 # The options against the one list: README.md shows some rows of the table, docs/options.md all, and below it a section
-# for each. The figures of README.md and docs/benchmarks.md against the measured ones. And each file and each function
-# that is named is there.
+# for each. The figures of README.md and docs/benchmarks.md against the measured ones. Each file and each function that
+# is named is there, each link leads somewhere, and docs/troubleshooting.md has each message of the level warn or error.
 set -u
 failed=0
 rows=$("$1" options --markdown)
@@ -30,6 +30,7 @@ same docs/options.md "$(grep -A 2 '^### ' docs/options.md | grep -v '^-*$')" "$(
 }' <<<"$rows")"
 
 tests/bench/bench_report.py --check || failed=1
+tests/tools/documents.py || failed=1
 
 # shellcheck disable=SC2016
 names=$(grep -ohE '`(\.ci|core|shim|tests|tools|scripts|docs)/[^` ]*' ./*.md docs/*.md | tr -d '`' | sort -u)

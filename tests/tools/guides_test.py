@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""The commands in README.md, docs/guides.md and docs/troubleshooting.md, run as they stand there.
+
+Usage: guides_test.py GPURECLAIM SIM_FOLDER SHIM SOURCE_FOLDER [PAGE...]
+
+Each section has a folder and a simulated GPU of its own. What is run:
+
+    ```sh        by bash; each command must succeed. With PID in it, while the block before it runs
+    ```python    under the library
+    ```console   the commands after "$ "; what they print must be what follows, but for numbers and what "..." stands for
+    indented     in README.md: lines that begin with gpureclaim, likewise
+
+The programs are stand-ins that allocate as the text says. docker, srun and others run what they are given.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+from scene import Scene, until
+
+command, sim, shim, source = sys.argv[1:5]
+
+# It uses CUDA if, and only if, the library is there; and it stays as long as there is a file "stay".
+PROGRAM = r"""#!/usr/bin/env python3
+import ctypes, os, time
+
+ctypes.CDLL(None).gpureclaim_version  # AttributeError: the library is not in this process
+driver = ctypes.CDLL("libcuda.so.1")
+context, kept = ctypes.c_void_p(), ctypes.c_uint64()
+
+def must(result):
+    if result:
+        raise SystemExit(f"error {result}")
+
+must(driver.cuInit(0))
+must(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+must(driver.cuCtxSetCurrent(context))
+must(driver.cuMemAlloc_v2(ctypes.byref(kept), ctypes.c_size_t(256 << 20)))
+for i in range(5000):
+    block = ctypes.c_uint64()
+    must(driver.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t((1 + i % 3) << 20)))
+    must(driver.cuMemFree_v2(block))
+while os.path.exists("stay"):
+    time.sleep(0.05)
+must(driver.cuMemFree_v2(kept))
+"""
+# The words before the command that they run.
+STAND_INS = {
+    "jupyter": "python3 train.py",
+    "pytest": "python3 train.py",
+    "srun": '"$@"',
+    "docker": 'while [ "$1" != my-image ]; do shift; done; shift; command=$(basename "$1"); shift; "$command" "$@"',
+}
+CUPY = "class cuda:\n    set_allocator = set_pinned_memory_allocator = staticmethod(lambda allocator: None)\n"
+
+
+def blocks(text):
+    """(section, language, lines) of each block of code."""
+    section = ""
+    for match in re.finditer(r"^## (.*)\n|^```(\w*)\n((?:.*\n)*?)```$|((?:^    .*\n)+)", text, re.M):
+        heading, language, fenced, indented = match.groups()
+        if heading:
+            section = heading
+        elif indented:
+            lines = [line[4:] for line in indented.splitlines()]
+            yield section, "indented", [line for line in lines if line.startswith("gpureclaim ")]
+        else:
+            yield section, language, fenced.splitlines()
+
+
+def mask(line):
+    line = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID", line)
+    line = re.sub(r"\d+(\.\d+)? [KMGT]?i?B", "SIZE", line)
+    return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?", "N", line)).strip()
+
+
+class Section:
+    """The folder of a section, where its blocks run one after the other."""
+
+    def __init__(self, scene, page, name):
+        self._scene = scene
+        self._where = f"{page}, {name}"
+        self._folder = os.path.join(scene.folder, "section")
+        self._environment = {
+            **scene.environment,
+            "LD_LIBRARY_PATH": sim,
+            "HOME": self._folder,
+            "PATH": f"{self._folder}/bin:{os.path.dirname(command)}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{self._folder}:{source}/tools/python",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "SLURM_JOB_ID": "1",
+        }
+        os.makedirs(f"{self._folder}/bin")
+        for file in ("app", "train.py", "serve.py"):
+            self._write(file, PROGRAM)
+        for file, words in STAND_INS.items():
+            self._write(f"bin/{file}", f"#!/bin/sh\n{words}\n")
+        self._write("torch.py", "")
+        self._write("cupy.py", CUPY)
+        self._before = None  # the block that a block with PID runs beside
+
+    def _write(self, file, text):
+        with open(os.path.join(self._folder, file), "w", encoding="utf-8") as made:
+            made.write(text)
+        os.chmod(made.name, 0o755)
+
+    def _start(self, words):
+        return subprocess.Popen(
+            words, cwd=self._folder, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True
+        )
+
+    def _end(self, program, what):
+        try:
+            out = program.communicate(timeout=60)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(program.pid, signal.SIGKILL)
+            out = program.communicate()[0] + "(did not end)"
+        self._scene.check(program.returncode == 0, f"{self._where}: {what}\n{out}")
+        return out
+
+    def _shell(self, text):
+        return self._start(["bash", "-euo", "pipefail", "-c", text])
+
+    def _pid(self):
+        """The process under the library, once there is one."""
+        found = []
+
+        def look():
+            found[:] = re.findall(r"^  (\d+) .*: effective", self._scene.run("status")[1], re.M)
+            return found
+
+        self._scene.check(until(look, 30), f"{self._where}: no process to be found")
+        return found[0] if found else "0"
+
+    def shell(self, text):
+        if not re.search(r"\bPID\b", text):
+            self._end(self._shell(text), text)
+            self._before = text
+            return
+        if not self._before:
+            self._scene.check(False, f"{self._where}: nothing runs beside {text}")
+            return
+        self._write("stay", "")
+        running = self._shell(self._before)
+        self._end(self._shell(re.sub(r"\bPID\b", self._pid(), text)), text)
+        os.remove(os.path.join(self._folder, "stay"))
+        self._end(running, self._before)
+
+    def python(self, text):
+        self._write("cell.py", text)
+        self._end(self._start([command, "run", "--", sys.executable, "cell.py"]), text)
+
+    def console(self, lines):
+        while lines:
+            line = lines.pop(0)
+            shown = []
+            while lines and not lines[0].startswith("$ "):
+                shown.append(lines.pop(0))
+            out = self._end(self._shell(line.removeprefix("$ ")), line)
+            want = "".join("(.*\n)*" if part == "..." else re.escape(mask(part)) + "\n" for part in shown)
+            got = "".join(mask(part) + "\n" for part in out.splitlines())
+            self._scene.check(re.fullmatch(want, got), f"{self._where}: {line} prints\n{out}")
+
+
+def run_page(page):
+    with open(os.path.join(source, page), encoding="utf-8") as file:
+        found = list(blocks(file.read()))
+    failed = 0
+    for section in dict.fromkeys(name for name, _, lines in found if lines):
+        with Scene(command, sim, shim, memory="80GiB") as scene:
+            place = Section(scene, page, section)
+            for name, language, lines in found:
+                if name != section or not lines:
+                    continue
+                if language == "sh":
+                    place.shell("\n".join(lines))
+                elif language == "python":
+                    place.python("\n".join(lines))
+                elif language == "console":
+                    place.console(lines)
+            failed += scene.failed
+    return failed
+
+
+pages = sys.argv[5:] or ["README.md", "docs/guides.md", "docs/troubleshooting.md"]
+sys.exit(1 if sum(map(run_page, pages)) else 0)
