@@ -55,9 +55,10 @@ def run(*arguments, answer=None, **settings):
     out = program.communicate(timeout=100)[0]
     if answer is not None:
         try:
-            out += os.read(terminal, 65536).decode()
+            while True:
+                out += os.read(terminal, 65536).decode()
         except OSError:
-            pass  # Linux says so when the last program at a terminal has ended
+            pass  # the last program at the terminal has ended
         os.close(terminal)
     return program.returncode, out
 
@@ -75,6 +76,10 @@ def demonstration():
         check(part in out, f'"{part}" is missing')
     cached, back = re.search(r"memory: (.*) cached", out), re.search(r"demo: (.*) came back", out)
     check(cached and back and cached[1] == back[1] != "0 B", "all that is cached comes back")
+    with open(f"{source}/README.md") as file:
+        shown = re.search(r"^\$ scripts/run.*\n((?:.*\n)*?)```", file.read(), re.M)[1]
+    for line in shown.splitlines():
+        check(line == "..." or re.sub(r"\d+", "N", line) in re.sub(r"\d+", "N", out), f"README.md shows: {line}")
 
 
 def asking():

@@ -7,8 +7,8 @@ Each section has a folder and a simulated GPU of its own. What is run:
 
     ```sh        by bash; each command must succeed. With PID in it, while the block before it runs
     ```python    under the library
-    ```console   the commands after "$ "; what they print must be what follows, but for numbers and what "..." stands for
-    indented     in README.md: lines that begin with gpureclaim, likewise
+    ```console   the commands after "$ "; they must print what follows, but for numbers and what "..." stands for
+    indented     the lines that begin with gpureclaim, where PID runs the first one and FILE is a trace
 
 The programs are stand-ins that allocate as the text says. docker, srun and others run what they are given.
 """
@@ -150,6 +150,12 @@ class Section:
         os.remove(os.path.join(self._folder, "stay"))
         self._end(running, self._before)
 
+    def lines(self, lines):
+        self._environment["GPURECLAIM_BACKTRACE"] = "sample"
+        for line in lines:
+            self.shell(re.sub(r"\bFILE\b", "gpureclaim.*.trace", line))
+            self._before = lines[0]
+
     def python(self, text):
         self._write("cell.py", text)
         self._end(self._start([command, "run", "--", sys.executable, "cell.py"]), text)
@@ -180,7 +186,9 @@ def run_page(page):
                     place.shell("\n".join(lines))
                 elif language == "python":
                     place.python("\n".join(lines))
-                elif language == "console":
+                elif language == "indented":
+                    place.lines(lines)
+                elif language == "console" and "$ scripts/run" not in lines[0]:  # that is in the test "run"
                     place.console(lines)
             failed += scene.failed
     return failed
