@@ -82,6 +82,14 @@ def demonstration():
         check(line == "..." or re.sub(r"\d+", "N", line) in re.sub(r"\d+", "N", out), f"README.md shows: {line}")
 
 
+def made():
+    """What must be there for the demonstration: ninja was asked for it by names that it knows."""
+    with open(f"{tree}/made") as file:
+        targets = file.read().split()[2:]
+    for target in ("shim/libgpureclaim.so", "tools/gpureclaim", "tools/sim/libcuda.so.1", "tests/bench/demo"):
+        check(target in targets, f"{target} is not made: {targets}")
+
+
 def asking():
     """With a PATH that lacks meson, and "apt-get" that notes what it should install."""
     for name in TOOLS:
@@ -119,8 +127,9 @@ try:
     os.symlink(build, f"{tree}/build")
     os.symlink(f"{source}/scripts", f"{tree}/scripts")
     os.mkdir(f"{tree}/stand-ins")
-    script("ninja", "")
+    script("ninja", f'echo "$@" >{tree}/made')
     demonstration()
+    made()
     status, out = run("--", "sh", "-c", "echo $LD_PRELOAD", PATH=usual_path)
     check(status == 0 and "libgpureclaim.so" in out, f"a program of the user: {out}")
     check(run("--yess")[0] == 2, "an unknown argument")

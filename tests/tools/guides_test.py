@@ -21,7 +21,7 @@ import sys
 
 from scene import Scene, until
 
-command, sim, shim, source = sys.argv[1:5]
+command, sim, shim, source = map(os.path.abspath, sys.argv[1:5])
 
 # It uses CUDA if, and only if, the library is there; and it stays as long as there is a file "stay".
 PROGRAM = r"""#!/usr/bin/env python3
