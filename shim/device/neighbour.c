@@ -224,8 +224,8 @@ static void run_rung(struct member *member, struct give *give, enum gr_rung rung
 }
 
 /*
- * Gives memory back for a neighbour's request: idle memory at once, then what becomes idle within GIVE_NS. No thread of
- * the program waits meanwhile. Returns how many bytes.
+ * Gives memory back for a neighbour's request: idle memory at once, then what becomes idle within GIVE_NS, then what
+ * the driver's own pools keep unused. No thread of the program waits meanwhile. Returns how many bytes.
  */
 static uint64_t give_to_neighbour(struct member *member, const struct gr_request *request)
 {
@@ -250,6 +250,8 @@ static uint64_t give_to_neighbour(struct member *member, const struct gr_request
                         break;
                 gr_driver.sleep_ns(GIVE_PAUSE_NS);
         }
+        if (request->rung < GR_RUNG_DRIVER) /* the last means, as it takes all that the driver keeps for the program */
+                run_rung(member, &give, GR_RUNG_DRIVER);
         return give.back_bytes;
 }
 

@@ -88,6 +88,22 @@ static void mode_apart(void)
         end(&two, 0);
 }
 
+/* What a pool of the driver keeps for one is there for the other, and for the first one's pool again after that. */
+static void mode_pool(void)
+{
+        struct worker rich = start(0), poor = start(0);
+
+        if (ask(&rich, 'q', 900).result != 0)
+                fail("the first cannot work", 0);
+        if (ask(&poor, 'a', 900).result != 0)
+                fail("the driver's pool keeps it", 0);
+        ask(&poor, 'f', 0);
+        if (ask(&rich, 'q', 900).result != 0)
+                fail("the first one's next step", 0);
+        end(&rich, 0);
+        end(&poor, 0);
+}
+
 /* GRSIM_CONTEXT. A process that begins needs memory for its context before it is a neighbour of anybody. */
 static void mode_context(void)
 {
@@ -810,6 +826,7 @@ int main(int argc, char **argv)
                 {"help", mode_help},
                 {"no-help", mode_no_help},
                 {"apart", mode_apart},
+                {"pool", mode_pool},
                 {"purge", mode_purge},
                 {"context", mode_context},
                 {"slow", mode_slow},

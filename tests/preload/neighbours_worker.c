@@ -150,6 +150,20 @@ static int worker_alloc_small(size_t mib)
         return result;
 }
 
+/* As much passes through a pool of the driver, which keeps it. */
+static int worker_fill_pool(size_t mib)
+{
+        cuuint64_t all = UINT64_MAX;
+        CUmemoryPool pool;
+        CUdeviceptr ptr;
+
+        if (cuDeviceGetDefaultMemPool(&pool, 0) ||
+            cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all) ||
+            cuMemAllocAsync(&ptr, mib * MIB, NULL) || cuMemFreeAsync(ptr, NULL))
+                return -1;
+        return (int)cuCtxSynchronize();
+}
+
 static int worker_free_last(void)
 {
         return block_count > 0 ? (int)cuMemFree(blocks[--block_count]) : -1;
@@ -312,6 +326,9 @@ static void obey(int in, int out)
                         break;
                 case 'k':
                         reply.result = worker_fork();
+                        break;
+                case 'q':
+                        reply.result = worker_fill_pool(order[1]);
                         break;
                 case 'g':
                         reply.result = cuMemGetInfo(&free_bytes, &total_bytes) ? -1 : (int)(total_bytes / MIB);
