@@ -13,23 +13,11 @@
 #define FIT_LOOK    4 /* ranges compared for a request */
 #define LARGE_SHARE 2 /* an extent of more than this share of the request is large for it */
 
-/* How many pages of [ptr, ptr + bytes), inside a free range, are wholly free. */
-static size_t pages_opened(const struct gr_range *range, uint64_t ptr, size_t bytes)
-{
-        uint64_t first = (range->block.ptr + GR_PAGE_BYTES - 1) >> GR_PAGE_SHIFT,
-                 end = gr_range_end(range) >> GR_PAGE_SHIFT;
-        uint64_t from = ptr >> GR_PAGE_SHIFT, to = (ptr + bytes + GR_PAGE_BYTES - 1) >> GR_PAGE_SHIFT;
-
-        first = from > first ? from : first;
-        end = to < end ? to : end;
-        return end > first ? end - first : 0;
-}
-
 struct fit {
         struct gr_range *range;
         uint64_t at;
-        size_t opened;
-        bool usable; /* without a barrier */
+        size_t opened; /* pages of the place that are wholly free */
+        bool usable;   /* without a barrier */
 };
 
 /* A request, and the best place so far. */
@@ -72,30 +60,34 @@ bool gr_fit_opens_large(const struct gr_range *range, uint64_t at, size_t bytes)
         return gr_extents_stay_small(range->block.context->device, 0) && opens_large(range, at, bytes);
 }
 
-/* Compares one place with the best so far. True: no better one is possible. */
-static inline bool weigh_fit(struct search *search, struct gr_range *range, uint64_t at)
+/* Makes the place at `at`, in the range of *fit, that of *fit if it opens fewer pages. */
+static inline void weigh_place(const struct search *search, uint64_t at, struct fit *fit)
 {
-        struct fit fit = {.range = range, .at = at, .usable = range->block.freed_epoch <= search->usable_epoch};
+        const struct gr_range *range = fit->range;
+        uint64_t from = gr_max(gr_page_down(at), gr_page_up(range->block.ptr)),
+                 to = gr_min(gr_page_up(at + search->bytes), gr_page_down(gr_range_end(range)));
+        size_t opened = to > from ? (to - from) >> GR_PAGE_SHIFT : 0;
 
-        if (at + search->bytes > gr_range_end(range))
-                return false;
-        fit.opened = pages_opened(range, at, search->bytes);
-        if (search->stay_small && fit.opened > 0 && opens_large(range, at, search->bytes))
-                return false;
-        if (!search->best.range || is_better(&fit, &search->best))
-                search->best = fit;
-        return search->best.opened <= search->least && search->best.usable;
+        if (opened < fit->opened && !(search->stay_small && opened > 0 && opens_large(range, at, search->bytes))) {
+                fit->at = at;
+                fit->opened = opened;
+        }
 }
 
 /* Compares the places in a range with the best so far. True: no better one is possible. */
 static inline bool weigh_range(struct search *search, struct gr_range *range)
 {
-        uint64_t ptr = range->block.ptr, page = gr_round_up(ptr, GR_PAGE_BYTES);
+        uint64_t ptr = range->block.ptr, page = gr_page_up(ptr), last = gr_range_end(range) - search->bytes;
+        struct fit fit = {
+                .range = range, .opened = SIZE_MAX, .usable = range->block.freed_epoch <= search->usable_epoch};
 
-        return (page != ptr && range->segment->pages && !range->segment->small && weigh_fit(search, range, page)) ||
-               weigh_fit(search, range, ptr) ||
-               (range->block.capacity_bytes > search->bytes &&
-                weigh_fit(search, range, gr_range_end(range) - search->bytes));
+        if (page != ptr && page <= last && range->segment->pages && !range->segment->small)
+                weigh_place(search, page, &fit);
+        weigh_place(search, ptr, &fit);
+        weigh_place(search, last, &fit);
+        if (fit.opened < SIZE_MAX && (!search->best.range || is_better(&fit, &search->best)))
+                search->best = fit;
+        return search->best.range && search->best.opened <= search->least && search->best.usable;
 }
 
 GR_HOT_CODE struct gr_range *gr_fit_find(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,

@@ -235,6 +235,12 @@ static void test_fit(void)
         check_fit(PAGE / 2, 9, parts, parts->block.ptr);
         check_fit(4 * PAGE + UNIT, 9, NULL, 0);
         finish();
+
+        start(true, PAGES);
+        atomic_store(&fence.usable_epoch, 1);
+        whole = free_between(0, 17, 1);
+        check_fit(PAGE / 2, 9, whole, gr_range_end(whole) - PAGE / 2); /* only there it opens no page */
+        finish();
 }
 
 /* A place in a segment of the driver's, unlike one in an expandable one, serves where the segment is not too large. */
