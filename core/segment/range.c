@@ -74,15 +74,17 @@ static void lists_insert(struct gr_free_lists *lists, struct gr_range *range)
                 DL_PREPEND_ELEM(lists->blocks[class], after, block);
         else
                 DL_APPEND(lists->blocks[class], block);
+        range->free_class = class;
         lists->filled[class / 64] |= UINT64_C(1) << class % 64;
 }
 
 static void lists_remove(struct gr_free_lists *lists, struct gr_range *range)
 {
-        unsigned class = free_class(range->block.capacity_bytes);
+        unsigned class = range->free_class;
         struct gr_block *block = &range->block;
 
-        assert(lists->filled[class / 64] >> class % 64 & 1); /* its size or segment has not changed since it entered */
+        assert(class == free_class(block->capacity_bytes));  /* its size has not changed since it entered */
+        assert(lists->filled[class / 64] >> class % 64 & 1); /* nor its segment */
         DL_DELETE(lists->blocks[class], block);
         if (!lists->blocks[class])
                 lists->filled[class / 64] &= ~(UINT64_C(1) << class % 64);
@@ -91,16 +93,19 @@ static void lists_remove(struct gr_free_lists *lists, struct gr_range *range)
 /* The first range of this class and those above. */
 static struct gr_range *first_from(const struct gr_free_lists *lists, unsigned class)
 {
-        gr_lock_rank_assert_held(GR_RANK_SEGMENTS);
-        for (unsigned word = class / 64; word < GR_FREE_CLASSES / 64; word++) {
-                uint64_t filled = lists->filled[word];
+        unsigned word = class / 64;
+        uint64_t filled;
 
-                if (word == class / 64)
-                        filled &= UINT64_MAX << class % 64;
-                if (filled)
-                        return gr_range_of(lists->blocks[word * 64 + (unsigned)__builtin_ctzll(filled)]);
+        gr_lock_rank_assert_held(GR_RANK_SEGMENTS);
+        if (class == GR_FREE_CLASSES)
+                return NULL;
+        filled = lists->filled[word] & UINT64_MAX << class % 64;
+        while (!filled) {
+                if (++word == GR_FREE_CLASSES / 64)
+                        return NULL;
+                filled = lists->filled[word];
         }
-        return NULL;
+        return gr_range_of(lists->blocks[word * 64 + (unsigned)__builtin_ctzll(filled)]);
 }
 
 struct gr_range *gr_range_first(const struct gr_free_lists *lists, size_t bytes)
@@ -113,7 +118,7 @@ struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct g
         gr_assert_range_locked(range);
         if (range->block.next)
                 return gr_range_of(range->block.next);
-        return first_from(lists, free_class(range->block.capacity_bytes) + 1);
+        return first_from(lists, range->free_class + 1);
 }
 
 static bool is_usable(const struct gr_range *range, size_t bytes, uint64_t last_epoch, uint64_t most_bytes)

@@ -39,6 +39,7 @@ struct gr_range {
         struct gr_segment *segment;
         struct gr_range *before, *after; /* the adjacent ranges of the segment, by address */
         enum gr_range_state state;
+        unsigned free_class; /* of a FREE range: its free list; range.c */
 };
 
 struct gr_segment {

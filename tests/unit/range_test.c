@@ -265,11 +265,13 @@ static void test_end_of_lists(void)
                 struct gr_free_lists lists;
                 uint64_t behind[64];
         } room;
+        struct gr_range last = {.block.context = &context, .free_class = GR_FREE_CLASSES - 1};
 
         for (size_t i = 0; i < 64; i++)
                 room.behind[i] = UINT64_C(1) << 12;
         start(true, PAGES);
         GR_CHECK(!gr_range_first(&room.lists, UNIT));
+        GR_CHECK(!gr_range_next(&room.lists, &last));
         finish();
 }
 
