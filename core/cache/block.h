@@ -104,12 +104,15 @@ static inline bool gr_block_has_home(const struct gr_block *block)
         return atomic_load(&block->state) >> GR_HOME_SHIFT != 0;
 }
 
-/* Makes a new block, or a range that is about to enter the ledger, CACHED: the caller owns it. */
+/*
+ * Makes a new block, or a range that is about to enter the ledger, CACHED. The caller owns it: the lock under which
+ * others find it later orders these stores.
+ */
 static inline void gr_block_begin_cached(struct gr_block *block, unsigned size_class, unsigned flags)
 {
-        block->state = GR_BLOCK_CACHED;
+        atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_relaxed);
         block->class = (uint8_t)size_class;
-        block->flags = (uint8_t)flags;
+        atomic_store_explicit(&block->flags, (uint8_t)flags, memory_order_relaxed);
 }
 
 /* Fills a new block, which becomes CACHED. size_class: by gr_class_of or gr_class_of_block; flags: gr_block_flags. */

@@ -281,7 +281,7 @@ GR_HOT_CODE struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
         rest->block.capacity_bytes = range->block.capacity_bytes - bytes;
         rest->block.freed_epoch = range->block.freed_epoch;
         rest->block.context = range->block.context;
-        rest->block.flags = GR_BLOCK_RANGE;
+        atomic_init(&rest->block.flags, GR_BLOCK_RANGE);
         rest->segment = range->segment;
         rest->state = range->state;
         rest->before = range;

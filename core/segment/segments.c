@@ -123,12 +123,10 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
         struct gr_context *context = arena->context;
         struct gr_segments *segments = context->segments;
         struct gr_block *blocks = gr_arena_empty_fastbins(arena), *block, *next, *freed = NULL, *early = NULL;
-        uint64_t epoch;
 
         gr_assert_locked(&segments->lock);
         if (!blocks)
                 return false;
-        epoch = atomic_load(&segments->ahead_epoch);
         for (block = blocks; block; block = next) {
                 struct gr_range *range = gr_range_of(block);
 
@@ -144,11 +142,10 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
                                 DL_PREPEND(early, block);
                         continue;
                 }
-                epoch = gr_max(epoch, block->freed_epoch);
+                gr_segments_note_ahead(segments, block->freed_epoch);
                 gr_range_become(range, GR_RANGE_MERGING);
                 DL_PREPEND(freed, block);
         }
-        atomic_store(&segments->ahead_epoch, epoch);
         gr_range_free_all(segments, freed);
         wait_among(segments, early);
         return true;

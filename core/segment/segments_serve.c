@@ -434,7 +434,7 @@ static void set_aside(struct gr_segments *segments, struct gr_range *range, bool
                 gr_range_become(range, GR_RANGE_STUCK);
                 range->segment->stuck = true;
         } else if (ahead || block->freed_epoch == GR_SEGMENTS_IDLE) {
-                atomic_store(&segments->ahead_epoch, gr_max(atomic_load(&segments->ahead_epoch), block->freed_epoch));
+                gr_segments_note_ahead(segments, block->freed_epoch);
                 gr_range_free(segments, range);
         } else {
                 gr_segments_wait(segments, range);

@@ -108,6 +108,14 @@ struct gr_segments {
         struct gr_slack slack;     /* slack.c */
 };
 
+/* A range that was freed in that epoch becomes free, maybe ahead of its fence. */
+static inline void gr_segments_note_ahead(struct gr_segments *segments, uint64_t epoch)
+{
+        gr_assert_locked(&segments->lock);
+        if (epoch > atomic_load_explicit(&segments->ahead_epoch, memory_order_relaxed))
+                atomic_store_explicit(&segments->ahead_epoch, epoch, memory_order_relaxed);
+}
+
 /* Adds bytes, which may be negative, to the surplus. */
 static inline void gr_segments_surplus(struct gr_segments *segments, int64_t bytes)
 {
