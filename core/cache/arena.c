@@ -268,7 +268,7 @@ GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct 
         struct gr_block *block;
         uint64_t ptr = 0;
 
-        if (!arena)
+        if (!arena || !gr_fastbins_may_have(&arena->fastbins, bytes))
                 return 0;
         gr_arena_lock(arena);
         block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));
@@ -455,7 +455,7 @@ uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes)
         struct gr_block *block;
         uint64_t epoch;
 
-        if (gr_fastbins_bytes(&arena->fastbins) == 0)
+        if (gr_fastbins_bytes(&arena->fastbins) == 0 || !gr_fastbins_may_have(&arena->fastbins, bytes))
                 return 0;
         gr_arena_lock(arena);
         block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));

@@ -64,6 +64,15 @@ static inline bool gr_fastbins_have_grown(struct gr_fastbins *fastbins, struct g
         return gr_budget_grown(device, &fastbins->cached);
 }
 
+/*
+ * Whether a block of so many bytes may be there. Without the lock, so that a large request, for which there is seldom
+ * one, need not take it.
+ */
+static inline bool gr_fastbins_may_have(const struct gr_fastbins *fastbins, size_t bytes)
+{
+        return gr_is_small(bytes) || gr_fastbins_large_bytes(fastbins) >= bytes;
+}
+
 /* Adds the requests served, the blocks taken back, and the blocks there now. */
 static inline void gr_fastbins_count(const struct gr_fastbins *fastbins, uint64_t *hits, uint64_t *frees,
                                      uint64_t *blocks)

@@ -120,6 +120,28 @@ static void test_room(void)
         gpu_end();
 }
 
+/* A large request for which no block can be there does not wait for the arena. */
+static void test_no_wait(void)
+{
+        struct gr_arena *arena;
+        uint64_t a;
+
+        gpu_begin_auto();
+        a = gpu_take(8 * MIB);
+        gpu_give(a, 8 * MIB);
+        arena = gr_arena_own(context);
+        GR_CHECK_EQ(gr_fastbins_large_bytes(&arena->fastbins), 8 * MIB);
+        atomic_store(&arena->lock.taken, 1);
+        GR_CHECK_EQ(gr_arena_alloc(context, 8 * MIB + 1), 0);
+        GR_CHECK_EQ(gr_arena_fastbin_epoch(arena, 8 * MIB + 1), 0);
+        atomic_store(&arena->lock.taken, 0);
+        GR_CHECK(gr_arena_fastbin_epoch(arena, 8 * MIB) > 0);
+        GR_CHECK_EQ(gpu_take(8 * MIB), a);
+        gpu_give(a, 8 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* A range is claimed under the lock of its home, once; without a home, or in a bin, it is not. */
 static void test_claim(void)
 {
@@ -483,6 +505,7 @@ int main(void)
         gpu_mapping = true;
         test_exact();
         test_room();
+        test_no_wait();
         test_claim();
         test_list_shared();
         test_passed();
