@@ -81,6 +81,8 @@ static inline bool weigh_range(struct search *search, struct gr_range *range)
         struct fit fit = {
                 .range = range, .opened = SIZE_MAX, .usable = range->block.freed_epoch <= search->usable_epoch};
 
+        if (range->block.capacity_bytes < search->bytes) /* a long list is not in order throughout */
+                return false;
         if (page != ptr && page <= last && range->segment->pages && !range->segment->small)
                 weigh_place(search, page, &fit);
         weigh_place(search, ptr, &fit);

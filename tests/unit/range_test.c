@@ -243,6 +243,34 @@ static void test_fit(void)
         finish();
 }
 
+/* Frees so many bytes, behind a unit that stays busy, at *at. */
+static struct gr_range *free_next(uint64_t *at, size_t bytes, uint64_t epoch)
+{
+        struct gr_range *range = gr_range_cut(gr_range_at(&segment, *at), UNIT);
+
+        gr_range_cut(range, bytes);
+        *at += UNIT + bytes;
+        range->block.freed_epoch = epoch;
+        gr_range_free(segments, range);
+        return range;
+}
+
+/* A long list is not in order throughout: behind a range that is large enough may stand one that is not. */
+static void test_fit_out_of_order(void)
+{
+        uint64_t at = BASE;
+        struct gr_range *large;
+
+        start(true, PAGES);
+        atomic_store(&fence.usable_epoch, 1);
+        for (unsigned i = 1; i <= 17; i++)
+                free_next(&at, PAGE / 2 + i * UNIT, 1);
+        large = free_next(&at, PAGE / 2 + 20 * UNIT, 2);
+        GR_CHECK(gr_range_next(&segments->free[GR_EXPANDABLE_LARGE], large)); /* the 17th */
+        check_fit(PAGE / 2 + 19 * UNIT, 9, large, large->block.ptr);
+        finish();
+}
+
 /* A place in a segment of the driver's, unlike one in an expandable one, serves where the segment is not too large. */
 static void test_most(void)
 {
@@ -321,6 +349,7 @@ int main(void)
         test_free_and_isolate(true);
         test_free_and_isolate(false);
         test_fit();
+        test_fit_out_of_order();
         test_most();
         test_end_of_lists();
         test_no_memory();
