@@ -292,7 +292,8 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         char bytes[GR_SIZE_TEXT_BYTES], asked[GR_SIZE_TEXT_BYTES];
         int rc = climb->error;
 
-        if (!core->config.wait_ns || gr_reclaimable_inside())
+        if (!core->config.wait_ns || gr_reclaimable_inside() ||
+            (atomic_load(&device->total_bytes) > 0 && climb->bytes > atomic_load(&device->total_bytes)))
                 return climb->error;
         if (deadline_ns < begin_ns)
                 deadline_ns = UINT64_MAX;
@@ -306,7 +307,10 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                 uint64_t freed;
                 bool others, own;
 
-                driver->sleep_ns(WAIT_LOOK_NS);
+                if (!core->pause || !climb->request)
+                        driver->sleep_ns(WAIT_LOOK_NS);
+                else if (!core->pause(device, WAIT_LOOK_NS))
+                        break;
                 core->collect(core);
                 now_ns = driver->now_ns();
                 freed = freed_so_far(device, core);

@@ -9,6 +9,7 @@ const char *const gr_options_reuse_words[] = {GR_REUSE_MODES(WORD) NULL};
 const char *const gr_options_pool_words[] = {GR_POOL_KINDS(WORD) NULL};
 const char *const gr_options_graph_arena_words[] = {GR_GRAPH_ARENAS(WORD) NULL};
 const char *const gr_options_sleep_words[] = {GR_SLEEP_MODES(WORD) NULL};
+const char *const gr_options_turn_words[] = {"off", NULL};
 const char *const gr_options_backtrace_words[] = {GR_BACKTRACE_MODES(WORD) NULL};
 const char *const gr_options_limit_includes_words[] = {GR_LIMIT_INCLUDES(WORD) NULL};
 #undef WORD
@@ -263,9 +264,9 @@ const char *gr_option_values(const struct gr_option *option, char *buf, size_t b
                 if (option->min <= 0 && option->max == INT64_MAX)
                         snprintf(buf, buf_bytes, "time such as 10ms or 2s, or 0");
                 else if (option->words)
-                        snprintf(buf, buf_bytes, "time such as 90s or 10min, from %s, or %s or %s",
+                        snprintf(buf, buf_bytes, "time such as 90s or 10min, from %s, or %s%s%s",
                                  gr_duration_format((uint64_t)option->min, least, sizeof(least)), option->words[0],
-                                 option->words[1]);
+                                 option->words[1] ? " or " : "", option->words[1] ? option->words[1] : "");
                 else
                         snprintf(buf, buf_bytes, "time such as 10ms or 2s, %s to %s",
                                  gr_duration_format((uint64_t)option->min, least, sizeof(least)),

@@ -120,6 +120,7 @@ extern const char *const gr_options_reuse_words[];
 extern const char *const gr_options_pool_words[];
 extern const char *const gr_options_graph_arena_words[];
 extern const char *const gr_options_sleep_words[];
+extern const char *const gr_options_turn_words[];
 extern const char *const gr_options_backtrace_words[];
 extern const char *const gr_options_limit_includes_words[];
 

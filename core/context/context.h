@@ -157,6 +157,12 @@ struct gr_core {
          * meanwhile; -bytes: it stops waiting. May be NULL.
          */
         void (*wait_for_neighbours)(struct gr_device *device, int64_t bytes);
+        /*
+         * Waits for ns, as such an allocation does between two tries. The memory of this process may go to sleep
+         * meanwhile. False: it is in vain to go on, as no other process has memory, or as the own memory is asleep and
+         * could not be had again; then the calling thread must not use any. May be NULL. No lock is held.
+         */
+        bool (*pause)(struct gr_device *device, uint64_t ns);
 };
 
 _Static_assert(offsetof(struct gr_core, streams_overlap) < GR_LINE_BYTES, "a free reads one cache line of it");

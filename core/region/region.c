@@ -182,7 +182,7 @@ static void fill_slot(struct gr_region *region, const char *name, uint32_t share
         atomic_store(&slot->start_ticks, region->self.start_ticks);
         atomic_store(&slot->pid_namespace, region->self.pid_namespace);
         atomic_store(&slot->share, share);
-        atomic_store(&slot->idle_since_ns, 0);
+        atomic_store(&slot->sleep_from_ns, 0);
         memcpy(words, name, strnlen(name, sizeof(words) - 1));
         for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
                 atomic_store(&slot->name[i], words[i]);
@@ -279,12 +279,12 @@ void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_SHARE
         atomic_store(&slot->heartbeat_ns, now);
 }
 
-void gr_region_offer_sleep(struct gr_region *region, uint64_t idle_since_ns)
+void gr_region_offer_sleep(struct gr_region *region, uint64_t from_ns)
 {
         int own = own_slot(region);
 
         if (own >= 0)
-                atomic_store(&region->map->slots[own].idle_since_ns, idle_since_ns);
+                atomic_store(&region->map->slots[own].sleep_from_ns, from_ns);
 }
 
 static uint64_t checked_figure(uint64_t figure)
@@ -335,7 +335,7 @@ int gr_region_read(struct gr_region *region, unsigned index, struct gr_member *r
         ret->reserved_bytes = account_bytes(region, index);
         ret->heartbeat_ns = atomic_load(&slot->heartbeat_ns);
         ret->active_ns = atomic_load(&slot->active_ns);
-        ret->idle_since_ns = atomic_load(&slot->idle_since_ns);
+        ret->sleep_from_ns = atomic_load(&slot->sleep_from_ns);
         ret->given_bytes = atomic_load(&slot->given_bytes);
         for (size_t i = 0; i < GR_REGION_NAME_BYTES / 8; i++)
                 words[i] = atomic_load(&slot->name[i]);

@@ -2,7 +2,7 @@
  * The region: what the processes of one user (and one group) on one GPU know of each other, in shared memory.
  *
  *     /dev/shm/gpureclaim-UID/       folder, mode 0700 (GPURECLAIM_REGION_DIR)
- *       GROUP-UUID.v7                file, mode 0600: the id of a shared memory segment (region_file.h)
+ *       GROUP-UUID.v8                file, mode 0600: the id of a shared memory segment (region_file.h)
  *             |
  *             v
  *     +------------+---------------------+------------------------+--------+--------+-- ... --+----------+
@@ -38,7 +38,7 @@
 #include "account/figures.h"
 
 #define GR_REGION_MAGIC      UINT64_C(0x6e6f696765727267) /* "grregion" in the file */
-#define GR_REGION_VERSION    7
+#define GR_REGION_VERSION    8
 #define GR_REGION_SLOTS      512
 #define GR_REGION_NAME_BYTES 32  /* of a process, NUL included */
 #define GR_GROUP_NAME_BYTES  64  /* of a group, NUL included */
@@ -50,8 +50,8 @@
 #define GR_ORDER_THRESHOLD 2u /* take new_threshold as the release threshold */
 #define GR_ORDER_REFRESH   4u /* look at the device and publish */
 /* Move the live memory to the host; want_bytes does not count for these. */
-#define GR_ORDER_SLEEP      8u  /* if the process has no work now */
-#define GR_ORDER_SLEEP_IDLE 16u /* if it has had none for GR_REGION_IDLE_NS */
+#define GR_ORDER_SLEEP       8u  /* if the process has no work now */
+#define GR_ORDER_SLEEP_OFFER 16u /* if it is past the time from which it has offered that */
 
 /*
  * One process. Each word is atomic and valid by itself; two words read one after the other may be of different moments.
@@ -72,8 +72,7 @@ struct gr_slot {
         _Atomic uint64_t pid_namespace;
         _Atomic uint32_t pid;
         _Atomic uint32_t share;
-        _Atomic uint64_t
-                idle_since_ns; /* since when it has had no work; 0: it has some, or is not to be put to sleep */
+        _Atomic uint64_t sleep_from_ns; /* from when on others may put it to sleep; 0: they must not */
         _Atomic uint64_t name[GR_REGION_NAME_BYTES / 8];
         _Atomic uint64_t figures[GR_SHARED_FIGURES];
         uint64_t padding[28 - GR_REGION_NAME_BYTES / 8 - GR_SHARED_FIGURES]; /* to 320 bytes */
@@ -146,7 +145,7 @@ struct gr_member {
         bool same_namespace; /* the caller is in the same pid namespace, so pid has a meaning for it */
         uint32_t share;
         uint64_t reserved_bytes;
-        uint64_t heartbeat_ns, active_ns, idle_since_ns, given_bytes;
+        uint64_t heartbeat_ns, active_ns, sleep_from_ns, given_bytes;
         char name[GR_REGION_NAME_BYTES];
         uint64_t figures[GR_SHARED_FIGURES];
 };
@@ -225,8 +224,8 @@ void gr_region_look_after_next(struct gr_region *region);
  */
 void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_SHARED_FIGURES], bool changed);
 
-/* Publishes since when this process has been idle, so that others may put it to sleep; 0: they must not. */
-void gr_region_offer_sleep(struct gr_region *region, uint64_t idle_since_ns);
+/* Publishes from when on others may put this process to sleep, on the clock of ops; 0: they must not. */
+void gr_region_offer_sleep(struct gr_region *region, uint64_t from_ns);
 
 /* Copies what the owner of a slot publishes, checked. -ENOENT: the slot is free, or slot is out of range. */
 int gr_region_read(struct gr_region *region, unsigned slot, struct gr_member *ret);
@@ -286,23 +285,23 @@ bool gr_region_await(struct gr_region *region, unsigned slot, uint64_t owner, ui
  * answer costs the neighbour work, so a caller that asks repeatedly sets it. (docs/measurements.md, neighbour-answers,
  * has how long an answer may take.)
  *
- * If that is not enough, neighbours that have offered it are put to sleep, one after the other, the longest idle first,
- * until it is. None is, and no further one, if all that the rest have is less than what is still missing: they would
- * sleep in vain.
+ * If that is not enough, neighbours that have offered it are put to sleep, one after the other, the earliest offer
+ * first, until it is. None is, and no further one, if all that the rest have is less than what is still missing: they
+ * would sleep in vain.
  */
 #define GR_REGION_ASK_NS UINT64_C(10000000000)
-/*
- * An idle process is put to sleep after so long. To sleep and to wake takes about 3 s for 40 GiB
- * (docs/measurements.md, sleep-copies): two processes that put each other to sleep in turns work for longer than
- * their memory moves. And it is less than a process that wakes waits for memory by default.
- */
-#define GR_REGION_IDLE_NS UINT64_C(5000000000)
 uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t quiet_ns, bool cached_only);
 
 /*
  * Adds bytes to what this process publishes as waited for, when an allocation is short of them; -bytes takes them off.
  */
 void gr_region_waiting(struct gr_region *region, int64_t bytes);
+
+/*
+ * Whether this process waits for memory, and comes before all others that do. Of two that wait for each other's memory
+ * one has to give.
+ */
+bool gr_region_waits_first(struct gr_region *region);
 
 /* Whether another member waits for memory: then this process should soon publish how much it has cached. */
 bool gr_region_awaited(struct gr_region *region);

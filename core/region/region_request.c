@@ -169,10 +169,10 @@ static int by_ease(const void *left, const void *right)
         return 0;
 }
 
-static int by_idle_time(const void *left, const void *right)
+static int by_offer(const void *left, const void *right)
 {
-        uint64_t a = ((const struct candidate *)left)->member.idle_since_ns;
-        uint64_t b = ((const struct candidate *)right)->member.idle_since_ns;
+        uint64_t a = ((const struct candidate *)left)->member.sleep_from_ns;
+        uint64_t b = ((const struct candidate *)right)->member.sleep_from_ns;
 
         return (a > b) - (a < b);
 }
@@ -180,8 +180,7 @@ static int by_idle_time(const void *left, const void *right)
 /* Whether another process may put this one to sleep. */
 static bool may_sleep(const struct gr_member *member, uint64_t now)
 {
-        return member->idle_since_ns > 0 && now > member->idle_since_ns &&
-               now - member->idle_since_ns >= GR_REGION_IDLE_NS;
+        return member->sleep_from_ns > 0 && now >= member->sleep_from_ns;
 }
 
 enum ask { ASK_ALL, ASK_CACHED, ASK_SLEEP };
@@ -250,7 +249,7 @@ static size_t ask_round(struct gr_region *region, enum ask ask, struct candidate
                  */
                 one->sequence = gr_region_request(
                         region, one->member.slot,
-                        ask == ASK_SLEEP ? &(struct gr_request){.orders = GR_ORDER_SLEEP_IDLE}
+                        ask == ASK_SLEEP ? &(struct gr_request){.orders = GR_ORDER_SLEEP_OFFER}
                                          : &(struct gr_request){.want_bytes = want_bytes - (cached ? hoped : 0)});
                 hoped += cached == UINT64_MAX ? 0 : cached;
         }
@@ -300,11 +299,25 @@ void gr_region_waiting(struct gr_region *region, int64_t bytes)
         } while (!atomic_compare_exchange_weak(&slot->figures[GR_FIGURE_waiting], &before, after));
 }
 
+static bool waits(struct gr_region *region, unsigned slot)
+{
+        return atomic_load(&region->map->owners[slot]) != 0 &&
+               atomic_load(&region->map->slots[slot].figures[GR_FIGURE_waiting]) != 0;
+}
+
+bool gr_region_waits_first(struct gr_region *region)
+{
+        unsigned i = 0;
+
+        while (i < GR_REGION_SLOTS && !waits(region, i))
+                i++;
+        return (int)i == atomic_load(&region->slot);
+}
+
 bool gr_region_awaited(struct gr_region *region)
 {
         for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
-                if ((int)i != region->slot && atomic_load(&region->map->owners[i]) != 0 &&
-                    atomic_load(&region->map->slots[i].figures[GR_FIGURE_waiting]) != 0)
+                if ((int)i != atomic_load(&region->slot) && waits(region, i))
                         return true;
         return false;
 }
@@ -318,7 +331,7 @@ static void ask_in_turn(struct gr_region *region, enum ask ask, struct candidate
 
         for (size_t i = 0; i < count; i++)
                 bytes += candidates[i].member.reserved_bytes;
-        qsort(candidates, count, sizeof(*candidates), ask == ASK_SLEEP ? by_idle_time : by_ease);
+        qsort(candidates, count, sizeof(*candidates), ask == ASK_SLEEP ? by_offer : by_ease);
         while (asked < count && *given < want_bytes && left->quiet_ns > 0 &&
                region->ops->now_ns() < left->deadline_ns && (ask != ASK_SLEEP || bytes >= want_bytes - *given)) {
                 asked += ask_round(region, ask, candidates + asked, count - asked, want_bytes - *given, left, given);

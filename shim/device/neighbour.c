@@ -285,14 +285,14 @@ static void obey_request(struct member *member, const struct gr_request *request
                 gr_core.wake(&gr_core);
 }
 
-/* Shows the others what the process has on the device, and since when it could be put to sleep. */
+/* Shows the others what the process has on the device, and from when on they may put it to sleep. */
 static void publish(struct member *member, struct gr_region *region, bool changed)
 {
-        uint64_t figures[GR_FIGURE_COUNT], since_ns = gr_sleep_idle_since(member->device->ordinal);
+        uint64_t figures[GR_FIGURE_COUNT], from_ns = gr_sleep_offer(member->device->ordinal);
 
         gr_figures_of_device(member->device, figures);
-        if (since_ns != GR_SLEEP_UNKNOWN)
-                gr_region_offer_sleep(region, since_ns);
+        if (from_ns != GR_SLEEP_UNKNOWN)
+                gr_region_offer_sleep(region, from_ns);
         gr_region_publish(region, figures, changed);
 }
 
@@ -304,9 +304,10 @@ static void serve_one(struct member *member, struct gr_region *region)
         if (!gr_region_take(region, &request))
                 return;
         obey_request(member, &request);
-        if (request.orders & (GR_ORDER_SLEEP | GR_ORDER_SLEEP_IDLE))
-                given = gr_sleep_begin(member->device->ordinal,
-                                       request.orders & GR_ORDER_SLEEP ? 0 : GR_REGION_IDLE_NS);
+        if (request.orders & GR_ORDER_SLEEP)
+                given = gr_sleep_begin(member->device->ordinal, 0);
+        else if (request.orders & GR_ORDER_SLEEP_OFFER && !gr_region_waits_first(region))
+                given = gr_sleep_yield(member->device->ordinal);
         if (given == 0 && request.want_bytes > 0) /* another process may ask for that at the same time */
                 given = give_to_neighbour(member, &request);
         if (request.orders & GR_ORDER_REFRESH)
@@ -599,6 +600,16 @@ void gr_neighbour_wait(struct gr_device *device, int64_t bytes)
                 waiting--;
         if (region)
                 gr_region_waiting(region, bytes);
+}
+
+bool gr_neighbour_pause(struct gr_device *device, uint64_t ns)
+{
+        struct gr_region *region = atomic_load(&members[device->ordinal].region);
+
+        /* Without GPURECLAIM_WAIT it waits for its turn only, and so for processes that have something to give. */
+        if (!gr_options.from_env[GR_OPTION_WAIT] && (!region || gr_region_sum(region, true) == 0))
+                return false;
+        return gr_sleep_pause(ns);
 }
 
 void gr_neighbour_leave(void)

@@ -22,23 +22,25 @@
 #include "system/workers.h"
 
 #define MOVERS_MAX    14 /* threads that copy; that many nearly fill the link (docs/measurements.md, sleep-copies) */
-#define BUFFER_BYTES  ((size_t)8 << 20)     /* of pinned memory; each mover has two, one of which is in flight */
-#define IDLE_NS       UINT64_C(80000000)    /* longest wait for the GPU while the gate is open */
-#define SHUT_NS       UINT64_C(10000000)    /* longest wait for it while the gate is shut */
-#define SHUT_LOOKS    10000                 /* how often to look whether a call is inside */
-#define WAKE_NS       UINT64_C(10000000000) /* longest wait for memory to be had again, unless GPURECLAIM_WAIT is set */
-#define PAUSE_NS      UINT64_C(2000000)     /* between the first two tries to have it; it doubles up to the most */
+#define BUFFER_BYTES  ((size_t)8 << 20)    /* of pinned memory; each mover has two, one of which is in flight */
+#define IDLE_NS       UINT64_C(80000000)   /* longest wait for the GPU while the gate is open */
+#define SHUT_NS       UINT64_C(10000000)   /* longest wait for it while the gate is shut */
+#define SHUT_LOOKS    10000                /* how often to look whether a call is inside */
+#define TURN_END_NS   UINT64_C(1000000000) /* longest wait for calls and the GPU at the end of a turn */
+#define PAUSE_NS      UINT64_C(2000000)    /* between the first two tries to have it; it doubles up to the most */
 #define PAUSE_MOST_NS UINT64_C(50000000)
 #define MOVERS_NS     UINT64_C(100000)    /* between two looks whether the movers are done */
 #define PASS          (UINT64_C(1) << 32) /* what a call that passes the gate adds; below it those inside are counted */
 
 GR_HOT_DATA _Atomic bool gr_sleep_on;
 static _Atomic bool shut, ending;
-static _Atomic bool waking;        /* a call that came to the gate has the lock, or is about to give it back */
-static _Atomic unsigned waiting;   /* threads at the gate while it is shut */
-static struct gr_sharded calls;    /* how many have passed it, in PASS each, and how many of them are inside */
-static uint64_t most_host_bytes;   /* constant once set up */
-static unsigned most_movers;       /* constant once set up, though processors come and go: the pinned memory stays */
+static _Atomic bool waking;           /* a call that came to the gate has the lock, or is about to give it back */
+static _Atomic unsigned waiting;      /* threads at the gate while it is shut */
+static struct gr_sharded calls;       /* how many have passed it, in PASS each, and how many of them are inside */
+static struct gr_sleep_config config; /* constant once set up */
+static unsigned most_movers;          /* constant once set up, though processors come and go: the pinned memory stays */
+static _Atomic bool yielding;         /* the turn is over, so a sleep that has begun goes on though calls wait for it */
+static _Thread_local unsigned inside; /* how many calls of this thread count as inside */
 static _Thread_local bool working; /* this thread puts the process to sleep or wakes it: it does not wait for itself */
 
 /* Held while the process goes to sleep, and while it wakes. */
@@ -57,6 +59,11 @@ static struct {
         uint64_t since_ns; /* since when the process has been idle; 0: it is not */
         uint64_t vain;     /* a bit for each device of which all that can has left since then */
 } rest GR_GUARDED_BY(sleep_lock);
+
+static struct {
+        uint64_t since_ns; /* when it began */
+        uint64_t back_ns;  /* when the next one may begin, after memory has left */
+} turn GR_GUARDED_BY(sleep_lock);
 
 /* Memory that moves, shared by the movers. */
 struct job {
@@ -81,12 +88,12 @@ struct mover {
         bool pending[2];
 };
 
-void gr_sleep_init(uint64_t host_bytes)
+void gr_sleep_init(const struct gr_sleep_config *how)
 {
         long processors = sysconf(_SC_NPROCESSORS_ONLN);
 
         most_movers = processors < 1 ? 1 : processors > MOVERS_MAX ? MOVERS_MAX : (unsigned)processors;
-        most_host_bytes = host_bytes;
+        config = *how;
         atomic_store(&gr_sleep_on, true);
 }
 
@@ -103,7 +110,7 @@ bool gr_sleep_is_asleep(void)
 /* Whether a sleep that has begun should stop: a call waits at the gate, or the process ends. */
 static bool is_wanted(void)
 {
-        return atomic_load(&waiting) > 0 || atomic_load(&ending);
+        return (atomic_load(&waiting) > 0 && !atomic_load(&yielding)) || atomic_load(&ending);
 }
 
 /* Waits until the copy from or to the buffer is done. */
@@ -382,7 +389,7 @@ static uint64_t asleep_bytes(void)
 
 GR_NOT_CHECKED static bool move_memory_out(struct gr_context *context, void *arg)
 {
-        uint64_t asleep = asleep_bytes(), most_bytes = most_host_bytes > asleep ? most_host_bytes - asleep : 0;
+        uint64_t asleep = asleep_bytes(), most_bytes = config.host_bytes > asleep ? config.host_bytes - asleep : 0;
         struct outcome *outcome = arg;
         struct gr_memory **memories;
         size_t count;
@@ -407,12 +414,6 @@ static CUresult create_memories(struct gr_memory **memories, size_t count)
                 while (i-- > 0)
                         gr_mapped_give_up(memories[i], false);
         return result;
-}
-
-/* The time up to which a call that comes to the gate now waits. */
-static uint64_t wake_deadline_ns(void)
-{
-        return gr_driver.now_ns() + (gr_options.from_env[GR_OPTION_WAIT] ? gr_options.wait : WAKE_NS);
 }
 
 /* How much must come back before the memory of the context's device can return. */
@@ -512,13 +513,24 @@ GR_HELD(sleep_lock) static CUresult bring_back(uint64_t until_ns, bool *ret_miss
         return CUDA_SUCCESS;
 }
 
+/* After its turn the process leaves the GPU to others for as long. */
+GR_HELD(sleep_lock) static void await_turn(void)
+{
+        uint64_t now_ns;
+
+        gr_assert_locked(&sleep_lock);
+        while ((now_ns = gr_driver.now_ns()) < turn.back_ns && !atomic_load(&ending))
+                gr_driver.sleep_ns(gr_min(PAUSE_MOST_NS, turn.back_ns - now_ns));
+}
+
 /*
  * The gate is shut: wakes the process. If all contexts of a device are about to end for too long, their memory cannot
  * come back: then the gate stays shut, but this call is counted as inside, in *part, and goes on.
  */
 static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
 {
-        uint64_t until_ns = wake_deadline_ns(); /* of all at the gate, which wait for the lock one after the other */
+        /* Of all at the gate, which wait for the lock one after the other. */
+        uint64_t until_ns = gr_driver.now_ns() + config.turn_ns + config.wait_ns;
         CUstreamCaptureMode mode;
         bool missing = false;
         GR_KEEP_ERRNO;
@@ -530,6 +542,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
         atomic_fetch_sub(&waiting, 1);
         working = true;
         if (atomic_load(&shut)) {
+                await_turn();
                 mode = gr_operations_relax_captures();
                 pass->result = bring_back(until_ns, &missing);
                 gr_operations_restore_captures(mode);
@@ -538,6 +551,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
                         pass->inside = part;
                 } else if (pass->result == CUDA_SUCCESS) {
                         rest.since_ns = rest.vain = 0;
+                        turn.since_ns = gr_driver.now_ns();
                         atomic_store(&shut, false);
                 }
         }
@@ -562,9 +576,39 @@ struct gr_pass gr_sleep_enter(void)
                 atomic_fetch_sub(part, 1);
                 wait_at_gate(&pass, part);
         }
-        if (pass.inside)
+        if (pass.inside) {
                 pass.cancel_state = gr_cancel_disable();
+                inside++;
+        }
         return pass;
+}
+
+void gr_sleep_leave(struct gr_pass *pass)
+{
+        inside--;
+        atomic_fetch_sub_explicit(pass->inside, 1, memory_order_release);
+        gr_cancel_restore(&pass->cancel_state);
+}
+
+bool gr_sleep_pause(uint64_t ns)
+{
+        _Atomic uint64_t *part = &calls.shards[gr_shard()].part;
+        struct gr_pass again;
+
+        if (!config.turn_ns || inside != 1) {
+                gr_driver.sleep_ns(ns);
+                return true;
+        }
+        atomic_fetch_sub(part, 1);
+        gr_driver.sleep_ns(ns);
+        again = gr_sleep_enter();
+        if (again.inside) {
+                inside--; /* it is the same call */
+                gr_cancel_restore(&again.cancel_state);
+        } else {
+                atomic_fetch_add(part, 1); /* what gr_sleep_leave takes back */
+        }
+        return again.inside;
 }
 
 /* Whether no call is inside. *ret_passes: how many have passed the gate. */
@@ -640,7 +684,7 @@ GR_HELD(sleep_lock) static bool is_quiet(void)
         return quiet;
 }
 
-/* As gr_sleep_idle_since, with the lock held. */
+/* Since when the process has been idle; 0: it is not, or all that can leave the device has left. */
 GR_HELD(sleep_lock) static uint64_t idle_since(int device)
 {
         gr_assert_locked(&sleep_lock);
@@ -651,9 +695,16 @@ GR_HELD(sleep_lock) static uint64_t idle_since(int device)
         return rest.vain >> device & 1 ? 0 : rest.since_ns;
 }
 
-uint64_t gr_sleep_idle_since(int device)
+/* From when on the process may be put to sleep while it works. */
+GR_HELD(sleep_lock) static uint64_t turn_end_ns(void)
 {
-        uint64_t since_ns;
+        gr_assert_locked(&sleep_lock);
+        return config.turn_ns && !atomic_load(&shut) ? turn.since_ns + config.turn_ns : UINT64_MAX;
+}
+
+uint64_t gr_sleep_offer(int device)
+{
+        uint64_t since_ns, from_ns;
 
         assert(device >= 0 && device < GR_DEVICES_MAX);
         if (!may_sleep())
@@ -661,8 +712,9 @@ uint64_t gr_sleep_idle_since(int device)
         if (!gr_trylock(&sleep_lock))
                 return atomic_load(&waking) ? 0 : GR_SLEEP_UNKNOWN;
         since_ns = idle_since(device);
+        from_ns = gr_min(since_ns ? since_ns + GR_SLEEP_IDLE_NS : UINT64_MAX, turn_end_ns());
         gr_unlock(&sleep_lock);
-        return since_ns;
+        return from_ns == UINT64_MAX ? 0 : from_ns;
 }
 
 /* Whether the device's memory may leave after so long. */
@@ -674,11 +726,68 @@ GR_HELD(sleep_lock) static bool is_time(int device, uint64_t idle_ns)
         return !idle_ns || (since_ns && gr_driver.now_ns() - since_ns >= idle_ns);
 }
 
-uint64_t gr_sleep_begin(int device, uint64_t idle_ns)
+/* Shuts the gate for a process that is idle. */
+GR_HELD(sleep_lock) static bool shut_idle(uint64_t idle_ns)
 {
-        uint64_t begin_ns = gr_driver.now_ns(), took_ns;
+        gr_assert_locked(&sleep_lock);
+        return shut_gate() && (is_quiet() || !idle_ns) && is_idle(SHUT_NS);
+}
+
+/* Shuts it for one that works. */
+static bool shut_working(void)
+{
+        uint64_t until_ns = gr_driver.now_ns() + TURN_END_NS, passes;
+
+        atomic_store(&shut, true);
+        while (!nobody_inside(&passes) || !is_idle(SHUT_NS)) {
+                if (gr_driver.now_ns() >= until_ns || atomic_load(&ending))
+                        return false;
+                gr_operations_callbacks->going_on();
+                gr_driver.sleep_ns(PAUSE_NS);
+        }
+        return true;
+}
+
+/* Whether there is memory that can leave the device. */
+static bool may_leave(int device)
+{
+        uint64_t *ptrs;
+        size_t count = gr_mapped_list(device, false, &ptrs);
+
+        free(ptrs);
+        return count > 0;
+}
+
+/* Puts the memory to sleep if the process has been idle for so long; with yields, also if its turn is over. */
+GR_HELD(sleep_lock) static uint64_t leave(int device, uint64_t idle_ns, bool yields)
+{
         struct outcome outcome = {0};
-        bool was_shut;
+        bool was_shut = atomic_load(&shut), idle = is_time(device, idle_ns);
+
+        gr_assert_locked(&sleep_lock);
+        yields &= !idle && gr_driver.now_ns() >= turn_end_ns() && may_leave(device);
+        if (!idle && !yields)
+                return 0;
+        atomic_store(&yielding, yields);
+        if (yields ? shut_working() : shut_idle(idle_ns)) {
+                gr_context_each(&gr_core, device, move_memory_out, &outcome);
+                rest.vain |= UINT64_C(1) << device; /* the other devices' memory may leave as before */
+        } else {
+                rest.since_ns = 0;
+        }
+        atomic_store(&yielding, false);
+        if (yields && outcome.moved_bytes > 0)
+                turn.back_ns = gr_driver.now_ns() + config.turn_ns;
+        else if (yields)
+                turn.since_ns = gr_driver.now_ns();
+        if (!was_shut && outcome.moved_bytes == 0)
+                atomic_store(&shut, false);
+        return outcome.moved_bytes;
+}
+
+static uint64_t begin_sleep(int device, uint64_t idle_ns, bool yields)
+{
+        uint64_t begin_ns = gr_driver.now_ns(), took_ns, bytes;
 
         if (!may_sleep() || (!idle_ns && !is_idle(IDLE_NS)))
                 return 0;
@@ -689,24 +798,24 @@ uint64_t gr_sleep_begin(int device, uint64_t idle_ns)
                 gr_driver.sleep_ns(PAUSE_NS);
         }
         working = true;
-        was_shut = atomic_load(&shut);
-        if (is_time(device, idle_ns)) {
-                if (shut_gate() && (is_quiet() || !idle_ns) && is_idle(SHUT_NS)) {
-                        gr_context_each(&gr_core, device, move_memory_out, &outcome);
-                        rest.vain |= UINT64_C(1) << device; /* the other devices' memory may leave as before */
-                } else {
-                        rest.since_ns = 0;
-                }
-                if (!was_shut && outcome.moved_bytes == 0)
-                        atomic_store(&shut, false);
-        }
+        bytes = leave(device, idle_ns, yields);
         working = false;
         gr_unlock(&sleep_lock);
-        if (outcome.moved_bytes > 0) {
+        if (bytes > 0) {
                 took_ns = gr_driver.now_ns() - begin_ns;
                 atomic_store(&gr_core.devices[device].last_sleep_ns, took_ns);
                 gr_log(GR_LOG_INFO, "device %d: asleep, %" PRIu64 " MiB went to host memory in %" PRIu64 " ms", device,
-                       outcome.moved_bytes >> 20, took_ns / 1000000);
+                       bytes >> 20, took_ns / 1000000);
         }
-        return outcome.moved_bytes;
+        return bytes;
+}
+
+uint64_t gr_sleep_begin(int device, uint64_t idle_ns)
+{
+        return begin_sleep(device, idle_ns, false);
+}
+
+uint64_t gr_sleep_yield(int device)
+{
+        return begin_sleep(device, GR_SLEEP_IDLE_NS, true);
 }

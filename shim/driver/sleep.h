@@ -17,6 +17,7 @@
  * Both steps are sequentially consistent. So either the thread sees the gate shut, takes its count back and waits; or
  * the other one sees it inside, and opens the gate again. It never waits for those inside, as their call may take long:
  * it looks for a few milliseconds, and the order is to be repeated. Calls may be nested, as each counts for itself.
+ * (When a turn is over it looks for up to a second, as a program that works always has somebody inside.)
  *
  * A sleeper shuts the gate, sees nobody inside and no GPU work pending, and copies. The first call that comes to the
  * gate wakes the process: it creates, maps and copies, and opens the gate. Both hold one lock meanwhile, at which the
@@ -44,19 +45,34 @@ static inline bool gr_sleep_is_on(void)
         return atomic_load_explicit(&gr_sleep_on, memory_order_relaxed);
 }
 
-/* Allows sleep, with at most host_bytes of host memory. */
-void gr_sleep_init(uint64_t host_bytes);
+struct gr_sleep_config {
+        uint64_t host_bytes; /* the most host memory that it may take */
+        uint64_t turn_ns;    /* how long others must wait before they end this process's work; 0: they must not */
+        uint64_t wait_ns;    /* how long a call at the gate waits for memory to be had again */
+};
+
+/* Allows sleep. */
+void gr_sleep_init(const struct gr_sleep_config *config);
 
 /* The process ends: no sleep begins after this, and one that has begun is stopped. */
 void gr_sleep_end(void);
 
 /*
- * Since when the process has been idle: no call has passed the gate, and the GPU has no work left. 0: it is not idle,
- * it may not sleep, or all that can leave the device has left. GR_SLEEP_UNKNOWN: memory of another device leaves just
- * now. To be called now and then, as each call compares with the one before. No lock is held.
+ * A process is put to sleep for others when it has been idle for so long: no call has passed the gate, and the GPU has
+ * no work left. To sleep and to wake takes about 3 s for 40 GiB (docs/measurements.md, sleep-copies): two processes
+ * that put each other to sleep work for longer than their memory moves. And it is less than a process that wakes waits
+ * for memory by default.
+ */
+#define GR_SLEEP_IDLE_NS UINT64_C(5000000000)
+
+/*
+ * From when on others may put the process to sleep: when it has been idle for long enough, or its turn is over. 0: it
+ * may not sleep, it is not idle and has no turns, or all that can leave the device has left. GR_SLEEP_UNKNOWN: memory
+ * of another device leaves just now. To be called now and then, as each call compares with the one before. No lock is
+ * held.
  */
 #define GR_SLEEP_UNKNOWN UINT64_MAX
-uint64_t gr_sleep_idle_since(int device);
+uint64_t gr_sleep_offer(int device);
 
 /*
  * Puts the memory of device to sleep, if the process has been idle for idle_ns or, with 0, if the GPU is idle within a
@@ -65,6 +81,20 @@ uint64_t gr_sleep_idle_since(int device);
  * has worked again. A call of the program that comes meanwhile stops it. No lock is held.
  */
 uint64_t gr_sleep_begin(int device, uint64_t idle_ns);
+
+/*
+ * As gr_sleep_begin for the sake of another process: if this one has been idle for GR_SLEEP_IDLE_NS, or its turn is
+ * over. In the latter case the calls of the program wait at the gate: first until those inside have returned and the
+ * GPU's work is done, for a second at most, and then, if memory has left, for as long as a turn takes. If none has, a
+ * new turn begins.
+ */
+uint64_t gr_sleep_yield(int device);
+
+/*
+ * Waits for ns. If the process has turns, this thread's call does not count as inside meanwhile. False: the memory went
+ * to sleep and could not be had again.
+ */
+bool gr_sleep_pause(uint64_t ns);
 
 /* Whether memory is asleep, or about to be. */
 bool gr_sleep_is_asleep(void);
@@ -77,6 +107,7 @@ struct gr_pass {
 };
 
 struct gr_pass gr_sleep_enter(void);
+void gr_sleep_leave(struct gr_pass *pass);
 
 static inline struct gr_pass gr_pass_gate(void)
 {
@@ -85,10 +116,8 @@ static inline struct gr_pass gr_pass_gate(void)
 
 static inline void gr_pass_end(struct gr_pass *pass)
 {
-        if (__builtin_expect(pass->inside != NULL, 0)) {
-                atomic_fetch_sub_explicit(pass->inside, 1, memory_order_release);
-                gr_cancel_restore(&pass->cancel_state);
-        }
+        if (__builtin_expect(pass->inside != NULL, 0))
+                gr_sleep_leave(pass);
 }
 
 /* At the beginning of a hook: wakes the process if it sleeps, and keeps it awake until the hook returns. */

@@ -31,11 +31,13 @@
 #include "system/platform.h"
 #include "system/workers.h"
 
-#define BACKGROUND_GATHER_NS UINT64_C(500000)    /* pause before a look: frees come in bursts */
-#define BACKGROUND_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */
-#define BACKGROUND_LOOK_NS   UINT64_C(400000000) /* longest sleep, as a process left alone ends only after it */
-#define BACKGROUND_RETRY_NS  UINT64_C(100000000) /* pause after a thread could not be made */
-#define BACKGROUND_STOP_NS   UINT64_C(200000000) /* longest wait of the exit for the library's threads */
+#define BACKGROUND_GATHER_NS UINT64_C(500000)      /* pause before a look: frees come in bursts */
+#define BACKGROUND_MOST_NS   UINT64_C(20000000)    /* longest pause between looks at fences that have not passed */
+#define WAKE_NS              UINT64_C(10000000000) /* longest wait of a process that wakes for memory */
+#define TURN_WAIT_NS         UINT64_C(60000000000) /* the same, and that of an allocation, with GPURECLAIM_TURN */
+#define BACKGROUND_LOOK_NS   UINT64_C(400000000)   /* longest sleep, as a process left alone ends only after it */
+#define BACKGROUND_RETRY_NS  UINT64_C(100000000)   /* pause after a thread could not be made */
+#define BACKGROUND_STOP_NS   UINT64_C(200000000)   /* longest wait of the exit for the library's threads */
 
 static struct gr_parts parts; /* gr_core's */
 
@@ -306,6 +308,18 @@ static void note_use(void)
         }
 }
 
+/* GPURECLAIM_TURN; 0: off. */
+static uint64_t turn_ns(void)
+{
+        return gr_option_word(&gr_option_table[GR_OPTION_TURN], gr_options.turn) ? 0 : gr_options.turn;
+}
+
+/* GPURECLAIM_WAIT; where that is not set, the usual time, or one in which several others have had their turns. */
+static uint64_t wait_ns(uint64_t usual_ns)
+{
+        return gr_options.from_env[GR_OPTION_WAIT] ? gr_options.wait : turn_ns() ? TURN_WAIT_NS : usual_ns;
+}
+
 /*
  * The debug aids look at freed memory by themselves, so with them it has to be there. What puts the process to sleep is
  * the thread that serves neighbours.
@@ -313,15 +327,20 @@ static void note_use(void)
 static void allow_sleep(uint64_t memory_bytes)
 {
         uint64_t host_bytes = gr_size_resolve(&gr_options.sleep_host, -1, memory_bytes, NULL);
+        struct gr_sleep_config config = {.host_bytes = host_bytes == GR_SIZE_NONE ? UINT64_MAX : host_bytes,
+                                         .turn_ns = turn_ns(),
+                                         .wait_ns = wait_ns(WAKE_NS)};
 
-        if (gr_options.sleep == GR_SLEEP_OFF)
+        if (gr_options.sleep == GR_SLEEP_OFF && gr_options.from_env[GR_OPTION_SLEEP] && config.turn_ns)
+                gr_log(GR_LOG_WARN, "GPURECLAIM_TURN: not with GPURECLAIM_SLEEP=off");
+        if (gr_options.sleep == GR_SLEEP_OFF && (gr_options.from_env[GR_OPTION_SLEEP] || !config.turn_ns))
                 return;
         if (gr_options.fill != GR_BYTE_NONE || gr_options.guard || gr_options.from_env[GR_OPTION_QUARANTINE])
                 gr_log(GR_LOG_WARN, "GPURECLAIM_SLEEP: not with GPURECLAIM_FILL, GUARD or QUARANTINE");
         else if (!gr_options.neighbour)
                 gr_log(GR_LOG_WARN, "GPURECLAIM_SLEEP: not with GPURECLAIM_NEIGHBOUR=0, as no thread is there for it");
         else
-                gr_sleep_init(host_bytes == GR_SIZE_NONE ? UINT64_MAX : host_bytes);
+                gr_sleep_init(&config);
 }
 
 /* Sets up the core; called once, when the driver's functions are known (GR_SET_UP_BY). */
@@ -339,7 +358,7 @@ static void set_up(void)
                                     .pool = gr_options.pool,
                                     .graph_arena = gr_options.graph_arena,
                                     .decay_ns = gr_options.decay,
-                                    .wait_ns = gr_options.wait,
+                                    .wait_ns = wait_ns(0),
                                     .proactive = gr_options.proactive,
                                     .malloc_trim = gr_options.malloc_trim};
         if (config.graph_arena == GR_GRAPH_SHARED && config.pool != GR_POOL_AUTO && config.pool != GR_POOL_SPLIT) {
@@ -367,6 +386,7 @@ static void set_up(void)
         if (gr_options.neighbour) {
                 gr_core.ask_neighbours = gr_neighbour_ask;
                 gr_core.wait_for_neighbours = gr_neighbour_wait;
+                gr_core.pause = gr_neighbour_pause;
         }
         owner = getpid();
 }

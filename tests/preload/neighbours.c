@@ -855,6 +855,8 @@ int main(int argc, char **argv)
                 {"asleep-devices", mode_asleep_devices},
                 {"asleep-other-device", mode_asleep_other_device},
                 {"asleep-killed", mode_asleep_killed},
+                {"asleep-turn", mode_asleep_turn},
+                {"asleep-turn-parts", mode_asleep_turn_parts},
         };
         char region[80], card[80], clean_up[96], size[16], quiet[16];
         pid_t child;

@@ -1,6 +1,7 @@
 /*
  * The modes of neighbours.c in which idle processes fall asleep (GPURECLAIM_SLEEP), as others need the card, which has
- * 64 MiB. A process that has just worked is asked only after GR_REGION_IDLE_NS, which is longer than a call may take.
+ * 64 MiB. A process that has just worked is asked only after five seconds, which is longer than a call may take, or
+ * when its turn is over (GPURECLAIM_TURN).
  */
 #include "neighbours_worker.h"
 
@@ -41,7 +42,7 @@ static unsigned requests(const struct worker *worker)
 /* Another process takes it for idle, wrongly perhaps. Whether it falls asleep. */
 static bool order_to_sleep(const struct worker *worker)
 {
-        const struct gr_request request = {.orders = GR_ORDER_SLEEP_IDLE};
+        const struct gr_request request = {.orders = GR_ORDER_SLEEP_OFFER};
         struct gr_patience patience = {gr_platform_now_ns(), UINT64_C(5000000000), UINT64_MAX};
         struct gr_member member = member_of(worker);
 
@@ -51,18 +52,18 @@ static bool order_to_sleep(const struct worker *worker)
         return asleep_mib(worker) > 0;
 }
 
-/* Until it has been idle for ns. */
-static void await_idle(const struct worker *worker, uint64_t ns)
+/* Until it is idle and, with enough, has been for so long that others may put it to sleep. */
+static void await_idle(const struct worker *worker, bool enough)
 {
         double begin = now_ms();
 
         for (;;) {
-                uint64_t since_ns = member_of(worker).idle_since_ns;
+                uint64_t from_ns = member_of(worker).sleep_from_ns;
 
-                if (since_ns && gr_platform_now_ns() - since_ns >= ns)
+                if (from_ns && (!enough || gr_platform_now_ns() >= from_ns))
                         return;
                 if (now_ms() - begin > 10 * CALL_MS)
-                        fail("it never is idle", (long long)since_ns);
+                        fail("it never is idle", (long long)from_ns);
                 pause_ms(10);
         }
 }
@@ -103,7 +104,7 @@ void mode_asleep(void)
         refused(&poor, 'a', 44, "one that has just worked fell asleep");
         if (order_to_sleep(&rich))
                 fail("one that has just worked obeys", 0);
-        await_idle(&rich, GR_REGION_IDLE_NS);
+        await_idle(&rich, true);
         refused(&poor, 'a', 80, "more than the card has");
         if (asleep_mib(&rich) != 0)
                 fail("one fell asleep in vain", (long long)asleep_mib(&rich));
@@ -122,9 +123,9 @@ void mode_asleep_order(void)
 {
         struct worker one = start_with(24, 1), two = start_with(24, 2), poor = start(0);
 
-        await_idle(&one, 1);
+        await_idle(&one, false);
         served(&two, 'c', 2, "work"); /* from now on it is the other's turn */
-        await_idle(&two, GR_REGION_IDLE_NS);
+        await_idle(&two, true);
         served(&poor, 'a', 32, "the idle ones");
         if (asleep_mib(&one) != 24 || asleep_mib(&two) != 0)
                 fail("asleep is the second", (long long)asleep_mib(&two));
@@ -145,7 +146,7 @@ void mode_asleep_group(void)
         unsigned before;
 
         refused(&two, 'a', 18, "two have more than their limit together");
-        await_idle(&one, GR_REGION_IDLE_NS);
+        await_idle(&one, true);
         served(&two, 'a', 18, "the idle one did not fall asleep");
         served(&two, 'w', 2, "work");
         for (int i = 0; i < 2; i++) {
@@ -157,7 +158,7 @@ void mode_asleep_group(void)
                         fail("how often it was asked by one that waits", requests(other) - before);
                 if (asleep_mib(sleeper) == 0 || asleep_mib(other) != 0 || card_used_bytes() > 32 * MIB)
                         fail("which one is asleep", i);
-                await_idle(other, GR_REGION_IDLE_NS);
+                await_idle(other, true);
                 served(sleeper, 'c', (unsigned)i + 1, "it does not wake in place of the idle one");
                 if (asleep_mib(other) == 0 || card_used_bytes() > 32 * MIB)
                         fail("both are awake", i);
@@ -173,7 +174,7 @@ void mode_asleep_no(void)
         unsigned before;
 
         for (int i = 0; i < 2; i++) {
-                await_idle(&rich, GR_REGION_IDLE_NS);
+                await_idle(&rich, true);
                 before = requests(&rich);
                 refused(&poor, 'a', 44, "memory that could not leave was given away");
                 if (requests(&rich) != before + 2) /* for what it has cached, and to sleep */
@@ -181,7 +182,7 @@ void mode_asleep_no(void)
                 pause_ms(1000);
                 before = requests(&rich);
                 refused(&poor, 'a', 44, "memory that could not leave was given away");
-                if (requests(&rich) != before + 1 || member_of(&rich).idle_since_ns != 0)
+                if (requests(&rich) != before + 1 || member_of(&rich).sleep_from_ns != 0)
                         fail("it was asked again, times", requests(&rich) - before);
                 served(&rich, 'c', 7, "its content");
         }
@@ -195,7 +196,7 @@ void mode_asleep_purge(void)
         struct worker rich = start_with(40, 7), poor = start(0);
 
         served(&rich, 'i', 0, "register");
-        await_idle(&rich, GR_REGION_IDLE_NS);
+        await_idle(&rich, true);
         served(&poor, 'a', 44, "the idle one did not fall asleep");
         served(&poor, 'f', 0, "free");
         served(&rich, 'c', 7, "its content after that");
@@ -215,7 +216,7 @@ static struct worker start_on_both(const char *orders, struct worker poor[2])
                 served(&poor[device], 'o', device, "a device of another one");
                 served(&poor[device], 'a', 1, "a little of it");
         }
-        await_idle(&rich, GR_REGION_IDLE_NS);
+        await_idle(&rich, true);
         return rich;
 }
 
@@ -255,7 +256,7 @@ void mode_asleep_killed(void)
                 for (int j = 0; j < 5; j++) /* each leaves by itself */
                         served(&rich, 'a', 8, "the first one");
                 served(&rich, 'w', 7, "work");
-                await_idle(&rich, GR_REGION_IDLE_NS);
+                await_idle(&rich, true);
                 served(&poor, 'a', 8, "a little");
                 tell(&poor, 'a', 44);
                 while (card_used_bytes() > 40 * MIB)
@@ -273,4 +274,50 @@ void mode_asleep_killed(void)
         }
         if (!file_gone())
                 fail("something is left", 0);
+}
+
+/* Those that work keep their memory for a turn, give it up although they go on working, and have it again after one. */
+void mode_asleep_turn(void)
+{
+        struct worker rich = start_with(40, 7), poor;
+
+        refused(&rich, 'a', 44, "more than there is"); /* at once, as it is alone */
+        poor = start(0);
+        tell(&rich, 'r', 3000);
+        served(&poor, 'a', 44, "the turn of one that works did not end");
+        served(&poor, 'w', 5, "work");
+        for (int i = 0; i < 3; i++) {
+                tell(&poor, 'r', 2000);
+                if (hear(&rich).result != 0)
+                        fail("the first could not go on", i);
+                tell(&rich, 'r', 2000);
+                if (hear(&poor).result != 0)
+                        fail("the second could not go on", i);
+        }
+        if (hear(&rich).result != 0)
+                fail("the first could not end", 0);
+        if (member_of(&rich).given_bytes < 2 * 40 * MIB || member_of(&poor).given_bytes < 44 * MIB)
+                fail("how much the first gave in MiB", (long long)(member_of(&rich).given_bytes / MIB));
+        served(&rich, 'c', 7, "its content after that");
+        served(&poor, 'c', 5, "the other's content");
+        end(&rich, 0);
+        end(&poor, 0);
+}
+
+/* Each has a part and waits for more than is left: one of them has to give. */
+void mode_asleep_turn_parts(void)
+{
+        struct worker one = start_with(24, 1), two = start_with(24, 2);
+        struct worker *both[2] = {&one, &two};
+
+        for (int i = 0; i < 2; i++)
+                tell(both[i], 'a', 24);
+        for (int i = 0; i < 2; i++)
+                if (hear(both[i]).result != 0)
+                        fail("they waited for each other", i);
+        for (int i = 0; i < 2; i++) {
+                served(both[i], 'l', 0, "free");
+                served(both[i], 'c', (unsigned)i + 1, "its content");
+                end(both[i], 0);
+        }
 }

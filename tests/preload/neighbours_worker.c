@@ -193,6 +193,21 @@ static int worker_touch(unsigned value, bool compare)
         return result ? result : (int)cuCtxSynchronize();
 }
 
+/* Works for so long, without a pause in which it could be idle for the library. */
+static int worker_run(unsigned ms)
+{
+        double end_ms = now_ms() + ms;
+        CUdeviceptr ptr;
+        int result = (int)cuMemAlloc(&ptr, MIB);
+
+        while (result == 0 && now_ms() < end_ms) {
+                result = (int)cuMemsetD8Async(ptr, 1, 4096, NULL);
+                if (result == 0)
+                        result = (int)cuCtxSynchronize();
+        }
+        return result ? result : (int)cuMemFree(ptr);
+}
+
 static unsigned hook_ms; /* what the hook takes */
 
 static int free_all_hook(void *arg, int device, uint64_t want_bytes)
@@ -323,6 +338,9 @@ static void obey(int in, int out)
                         break;
                 case 'i':
                         reply.result = worker_register(look_hook, 0);
+                        break;
+                case 'r':
+                        reply.result = worker_run(order[1]);
                         break;
                 case 'k':
                         reply.result = worker_fork();

@@ -58,5 +58,7 @@ void mode_asleep_purge(void);
 void mode_asleep_devices(void);
 void mode_asleep_other_device(void);
 void mode_asleep_killed(void);
+void mode_asleep_turn(void);
+void mode_asleep_turn_parts(void);
 
 #endif

@@ -26,7 +26,7 @@ static void test_names(void)
         } room;
 
         GR_CHECK_EQ(gr_region_file_name("a-b.c", uuid, file, sizeof(file)), 0);
-        GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v7");
+        GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v8");
         GR_CHECK_EQ(gr_region_file_name("a-b.c", uuid, other, strlen(file) + 1), 0);
         GR_CHECK_EQ(gr_region_file_name("a-b.c", uuid, other, strlen(file)), -EINVAL);
         GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), 0);

@@ -427,11 +427,10 @@ static void test_ask_sleep(void)
         prompt[0] = two;
         prompt[1] = three;
         sleeper_gives = GIB;
-        now_ns += 2 * GR_REGION_IDLE_NS;
         GR_CHECK(sleep_for(one, MIB, 0, 0)); /* nobody has offered it */
         gr_region_offer_sleep(one, 1);
-        gr_region_offer_sleep(two, now_ns - GR_REGION_IDLE_NS);
-        gr_region_offer_sleep(three, now_ns - GR_REGION_IDLE_NS - 1);
+        gr_region_offer_sleep(two, now_ns);
+        gr_region_offer_sleep(three, now_ns - 1);
         GR_CHECK(sleep_for(one, MIB, 3, 0));
         GR_CHECK(sleep_for(one, 2 * GIB, 3, 2));
         GR_CHECK(sleep_for(one, 2 * GIB + 1, 0, 0)); /* in vain */
@@ -444,10 +443,10 @@ static void test_ask_sleep(void)
         GR_CHECK(sleep_for(one, 2 * GIB, 0, 0));
         peers[3] = GR_PROCESS_ALIVE;
         sleeper_gives = GIB;
-        gr_region_offer_sleep(two, now_ns - GR_REGION_IDLE_NS + 1);
-        GR_CHECK(sleep_for(one, GIB + 1, 0, 0)); /* one of them is not idle for long enough */
+        gr_region_offer_sleep(two, now_ns + 1);
+        GR_CHECK(sleep_for(one, GIB + 1, 0, 0)); /* one of them may not sleep yet */
         GR_CHECK(sleep_for(one, GIB, 3, 0));
-        gr_region_offer_sleep(three, now_ns + GR_REGION_IDLE_NS); /* that is no time */
+        gr_region_offer_sleep(three, 0);
         GR_CHECK(sleep_for(one, MIB, 0, 0));
 
         /* What others have cached comes first. */
@@ -470,6 +469,25 @@ static void test_ask_sleep(void)
         drop_three(one, two, three);
 }
 
+/* Of those that wait for memory the first slot's comes before the others. */
+static void test_waits_first(void)
+{
+        struct gr_region *one, *two, *three, *first, *second;
+
+        join_three(&one, &two, &three);
+        first = two->slot < three->slot ? two : three;
+        second = first == two ? three : two;
+        GR_CHECK(!gr_region_waits_first(one));
+        gr_region_waiting(second, 1);
+        GR_CHECK(!gr_region_waits_first(one) && !gr_region_waits_first(first) && gr_region_waits_first(second));
+        gr_region_waiting(first, 1);
+        GR_CHECK(gr_region_waits_first(first) && !gr_region_waits_first(second));
+        gr_region_leave(first);
+        GR_CHECK(!gr_region_waits_first(first) && gr_region_waits_first(second));
+        GR_CHECK_EQ(gr_region_join(first, "test", 1), 0);
+        drop_three(one, two, three);
+}
+
 /* One that falls asleep is waited for as long as any other, and one that does not answer costs the next no time. */
 static void test_patience_with_sleepers(void)
 {
@@ -482,7 +500,6 @@ static void test_patience_with_sleepers(void)
         gr_region_reserve(three, GIB, UINT64_MAX);
         gr_region_offer_sleep(two, 1);
         gr_region_offer_sleep(three, 2);
-        now_ns += 2 * GR_REGION_IDLE_NS;
         sleeper_gives = GIB;
         begin = now_ns;
         server = two;
@@ -625,6 +642,7 @@ int main(void)
         test_patience_in_turn();
         test_patience_in_vain();
         test_ask_sleep();
+        test_waits_first();
         test_patience_with_sleepers();
         test_sweep_again();
         test_orders();

@@ -198,7 +198,7 @@ static void answer(struct gr_region *region)
                 return;
         given = request.want_bytes < server_gives ? request.want_bytes : server_gives;
         server_gives -= given;
-        if (request.orders & GR_ORDER_SLEEP_IDLE) {
+        if (request.orders & GR_ORDER_SLEEP_OFFER) {
                 sleepers[sleeper_count++ % 8] = region->self.pid;
                 given += sleeper_gives;
         }

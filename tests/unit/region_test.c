@@ -39,7 +39,7 @@ static void test_layout(void)
         AT(gr_slot, pid_namespace, 72);
         AT(gr_slot, pid, 80);
         AT(gr_slot, share, 84);
-        AT(gr_slot, idle_since_ns, 88);
+        AT(gr_slot, sleep_from_ns, 88);
         AT(gr_slot, name, 96);
         AT(gr_slot, figures, 128);
 #undef AT

@@ -155,15 +155,18 @@ static void test_wait(void)
 
 static void test_report(void)
 {
-        uint64_t ptr;
+        uint64_t ptr, begin_ns;
 
-        start((struct gr_config){0});
+        start((struct gr_config){.wait_ns = 2000 * SG_MS});
         gr_log_set_level(GR_LOG_INFO);
         for (int i = 0; i < 3; i++)
                 GR_CHECK_EQ(sg_alloc(context, 10 * MIB, &ptr), 0);
         for (int i = 0; i < 10; i++)
                 GR_CHECK_EQ(sg_alloc(context, 2 * MIB, &ptr), 0);
+        atomic_store(&context->device->total_bytes, 40 * MIB - 1); /* more than that is not waited for */
+        begin_ns = sg_driver.now_ns();
         GR_CHECK_EQ(sg_alloc(context, 40 * MIB, &ptr), -ENOMEM);
+        GR_CHECK(sg_driver.now_ns() - begin_ns < 10 * SG_MS);
         GR_CHECK(strstr(said,
                         "largest: 30.000 MiB in 3 blocks of about 10.000 MiB, 20.000 MiB in 10 blocks of about 2.000 "
                         "MiB\n"));
