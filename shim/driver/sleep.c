@@ -60,10 +60,8 @@ static struct {
         uint64_t vain;     /* a bit for each device of which all that can has left since then */
 } rest GR_GUARDED_BY(sleep_lock);
 
-static struct {
-        uint64_t since_ns; /* when it began */
-        uint64_t back_ns;  /* when the next one may begin, after memory has left */
-} turn GR_GUARDED_BY(sleep_lock);
+static _Atomic uint64_t turn_since_ns;                  /* when it began */
+static uint64_t turn_back_ns GR_GUARDED_BY(sleep_lock); /* when the next one may begin, after memory has left */
 
 /* Memory that moves, shared by the movers. */
 struct job {
@@ -94,7 +92,13 @@ void gr_sleep_init(const struct gr_sleep_config *how)
 
         most_movers = processors < 1 ? 1 : processors > MOVERS_MAX ? MOVERS_MAX : (unsigned)processors;
         config = *how;
+        gr_sleep_begin_turn();
         atomic_store(&gr_sleep_on, true);
+}
+
+void gr_sleep_begin_turn(void)
+{
+        atomic_store(&turn_since_ns, gr_driver.now_ns());
 }
 
 void gr_sleep_end(void)
@@ -519,8 +523,8 @@ GR_HELD(sleep_lock) static void await_turn(void)
         uint64_t now_ns;
 
         gr_assert_locked(&sleep_lock);
-        while ((now_ns = gr_driver.now_ns()) < turn.back_ns && !atomic_load(&ending))
-                gr_driver.sleep_ns(gr_min(PAUSE_MOST_NS, turn.back_ns - now_ns));
+        while ((now_ns = gr_driver.now_ns()) < turn_back_ns && !atomic_load(&ending))
+                gr_driver.sleep_ns(gr_min(PAUSE_MOST_NS, turn_back_ns - now_ns));
 }
 
 /*
@@ -551,7 +555,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
                         pass->inside = part;
                 } else if (pass->result == CUDA_SUCCESS) {
                         rest.since_ns = rest.vain = 0;
-                        turn.since_ns = gr_driver.now_ns();
+                        gr_sleep_begin_turn();
                         atomic_store(&shut, false);
                 }
         }
@@ -699,7 +703,7 @@ GR_HELD(sleep_lock) static uint64_t idle_since(int device)
 GR_HELD(sleep_lock) static uint64_t turn_end_ns(void)
 {
         gr_assert_locked(&sleep_lock);
-        return config.turn_ns && !atomic_load(&shut) ? turn.since_ns + config.turn_ns : UINT64_MAX;
+        return config.turn_ns && !atomic_load(&shut) ? atomic_load(&turn_since_ns) + config.turn_ns : UINT64_MAX;
 }
 
 uint64_t gr_sleep_offer(int device)
@@ -777,9 +781,9 @@ GR_HELD(sleep_lock) static uint64_t leave(int device, uint64_t idle_ns, bool yie
         }
         atomic_store(&yielding, false);
         if (yields && outcome.moved_bytes > 0)
-                turn.back_ns = gr_driver.now_ns() + config.turn_ns;
+                turn_back_ns = gr_driver.now_ns() + config.turn_ns;
         else if (yields)
-                turn.since_ns = gr_driver.now_ns();
+                gr_sleep_begin_turn();
         if (!was_shut && outcome.moved_bytes == 0)
                 atomic_store(&shut, false);
         return outcome.moved_bytes;

@@ -96,6 +96,9 @@ uint64_t gr_sleep_yield(int device);
  */
 bool gr_sleep_pause(uint64_t ns);
 
+/* Memory that the process has waited for is there, so a turn begins. So does the first one, when sleep is allowed. */
+void gr_sleep_begin_turn(void);
+
 /* Whether memory is asleep, or about to be. */
 bool gr_sleep_is_asleep(void);
 
