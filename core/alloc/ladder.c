@@ -8,6 +8,7 @@
 #include "account/budget.h"
 #include "alloc/oom_report.h"
 #include "alloc/source.h"
+#include "base/arith.h"
 #include "base/counters.h"
 #include "base/driver.h"
 #include "base/ladder_rungs.h"
@@ -50,6 +51,7 @@ struct climb {
         void *arg;
         int error;      /* -ENOMEM or -EDQUOT, the last one */
         bool met_limit; /* an error was -EDQUOT */
+        bool waits;     /* other processes know that it waits */
         uint64_t given_bytes[GR_RUNG_COUNT];
         uint64_t begin_ns;
         unsigned tries[GR_RUNG_COUNT];
@@ -251,11 +253,16 @@ static int from_driver_plainly(struct climb *climb, struct gr_block **ret_block)
         return note_result(climb, gr_source_fresh_plain(climb->request, ret_block));
 }
 
-/* The NEIGHBOUR rung. Neighbours cannot help where the process's own limit refuses the request. */
+/* Whether the process's own limit refuses the request, so that neighbours cannot help. */
+static bool meets_own_limit(struct climb *climb)
+{
+        return climb->error == -EDQUOT && gr_budget_own_limit(climb->context->device, need_bytes(climb));
+}
+
+/* The NEIGHBOUR rung. */
 static int from_neighbours(struct climb *climb, struct gr_block **ret_block)
 {
-        if (!climb->context->core->ask_neighbours ||
-            (climb->error == -EDQUOT && gr_budget_own_limit(climb->context->device, need_bytes(climb))))
+        if (!climb->context->core->ask_neighbours || meets_own_limit(climb))
                 return climb->error;
         return from_rung(climb, GR_RUNG_NEIGHBOUR, ret_block);
 }
@@ -277,10 +284,27 @@ static uint64_t freed_so_far(struct gr_device *device, struct gr_core *core)
 }
 
 /*
+ * Whether all that other processes have would not serve the request. Such a wait is kept from them, or this process
+ * might come before those that can be served (gr_region_waits_first).
+ */
+static bool in_vain(struct climb *climb)
+{
+        struct gr_core *core = climb->context->core;
+        struct gr_device *device = climb->context->device;
+        bool vain = core->may_give && (meets_own_limit(climb) || !core->may_give(device, missing_bytes(climb)));
+
+        if (core->wait_for_neighbours && climb->waits == vain)
+                core->wait_for_neighbours(device, vain ? -(int64_t)climb->bytes : (int64_t)climb->bytes);
+        climb->waits = !vain;
+        return vain;
+}
+
+/*
  * The WAIT rung: waits until memory is freed. To notice frees of this process costs nothing. For frees of other
  * processes the driver is asked, less and less often, and so are the neighbours, as what they freed may stay in their
  * caches. No lock is held between tries, so that waiting threads block no others. If all threads wait, the deadline
- * ends that.
+ * ends that. One that waits for others only ends when they have too little, but not before the memory of a process that
+ * has just ended is back.
  */
 static int from_wait(struct climb *climb, struct gr_block **ret_block)
 {
@@ -289,19 +313,19 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         struct gr_device *device = climb->context->device;
         uint64_t begin_ns = driver->now_ns(), deadline_ns = begin_ns + core->config.wait_ns;
         uint64_t pause_ns = WAIT_FIRST_NS, asked_ns = begin_ns, now_ns, seen;
+        uint64_t vain_ns = UINT64_MAX;
         char bytes[GR_SIZE_TEXT_BYTES], asked[GR_SIZE_TEXT_BYTES];
         int rc = climb->error;
 
         if (!core->config.wait_ns || gr_reclaimable_inside() ||
-            (atomic_load(&device->total_bytes) > 0 && climb->bytes > atomic_load(&device->total_bytes)))
+            (atomic_load(&device->total_bytes) > 0 && climb->bytes > atomic_load(&device->total_bytes)) ||
+            (in_vain(climb) && core->config.wait_for_others_only))
                 return climb->error;
         if (deadline_ns < begin_ns)
                 deadline_ns = UINT64_MAX;
         gr_log(GR_LOG_INFO, "device %d: waiting up to %.3f s for %s", device->ordinal,
                (double)core->config.wait_ns / 1e9, gr_size_format(climb->bytes, bytes, sizeof(bytes)));
         climb->tries[GR_RUNG_WAIT]++;
-        if (core->wait_for_neighbours)
-                core->wait_for_neighbours(device, (int64_t)climb->bytes);
         seen = freed_so_far(device, core);
         do {
                 uint64_t freed;
@@ -309,7 +333,7 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
 
                 if (!core->pause || !climb->request)
                         driver->sleep_ns(WAIT_LOOK_NS);
-                else if (!core->pause(device, WAIT_LOOK_NS))
+                else if (!core->pause(WAIT_LOOK_NS))
                         break;
                 core->collect(core);
                 now_ns = driver->now_ns();
@@ -329,11 +353,19 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                                        own && gr_fence_close(climb->context->fence) == -EBUSY ? GR_RUNG_SYNC
                                                                                               : GR_RUNG_TRIM,
                                        ret_block);
-                if (gr_is_out_of_memory(rc) && others)
+                if (!gr_is_out_of_memory(rc) || !others)
+                        continue;
+                if (!in_vain(climb)) {
+                        vain_ns = UINT64_MAX;
                         rc = from_neighbours(climb, ret_block);
-        } while (gr_is_out_of_memory(rc) && now_ns < deadline_ns);
-        if (core->wait_for_neighbours)
+                } else if (core->config.wait_for_others_only) {
+                        vain_ns = gr_min(vain_ns, now_ns + RETURNS_NS);
+                }
+        } while (gr_is_out_of_memory(rc) && now_ns < gr_min(deadline_ns, vain_ns));
+        if (core->wait_for_neighbours && climb->waits)
                 core->wait_for_neighbours(device, -(int64_t)climb->bytes);
+        if (rc == 0 && core->served && climb->given_bytes[GR_RUNG_NEIGHBOUR] > 0)
+                core->served();
         now_ns = driver->now_ns();
         if (rc == 0)
                 climb->given_bytes[GR_RUNG_WAIT] = climb->bytes;

@@ -89,8 +89,9 @@ struct gr_config {
         enum gr_reuse reuse;
         enum gr_pool_kind pool;
         enum gr_graph_arena graph_arena;
-        uint64_t decay_ns; /* 0: off */
-        uint64_t wait_ns;  /* 0: off */
+        uint64_t decay_ns;         /* 0: off */
+        uint64_t wait_ns;          /* 0: off */
+        bool wait_for_others_only; /* not where they have too little, as only this process could free the rest */
         bool proactive;
         bool malloc_trim;
 };
@@ -157,12 +158,16 @@ struct gr_core {
          * meanwhile; -bytes: it stops waiting. May be NULL.
          */
         void (*wait_for_neighbours)(struct gr_device *device, int64_t bytes);
+        /* Whether the other processes together have that much. May be NULL. */
+        bool (*may_give)(struct gr_device *device, uint64_t bytes);
         /*
          * Waits for ns, as such an allocation does between two tries. The memory of this process may go to sleep
-         * meanwhile. False: it is in vain to go on, as no other process has memory, or as the own memory is asleep and
-         * could not be had again; then the calling thread must not use any. May be NULL. No lock is held.
+         * meanwhile. False: it is asleep and could not be had again; then the calling thread must not use any. May be
+         * NULL. No lock is held.
          */
-        bool (*pause)(struct gr_device *device, uint64_t ns);
+        bool (*pause)(uint64_t ns);
+        /* Such an allocation has its memory, to which other processes gave some. May be NULL. */
+        void (*served)(void);
 };
 
 _Static_assert(offsetof(struct gr_core, streams_overlap) < GR_LINE_BYTES, "a free reads one cache line of it");

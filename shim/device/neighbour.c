@@ -602,14 +602,11 @@ void gr_neighbour_wait(struct gr_device *device, int64_t bytes)
                 gr_region_waiting(region, bytes);
 }
 
-bool gr_neighbour_pause(struct gr_device *device, uint64_t ns)
+bool gr_neighbour_may_give(struct gr_device *device, uint64_t bytes)
 {
         struct gr_region *region = atomic_load(&members[device->ordinal].region);
 
-        /* Without GPURECLAIM_WAIT it waits for its turn only, and so for processes that have something to give. */
-        if (!gr_options.from_env[GR_OPTION_WAIT] && (!region || gr_region_sum(region, true) == 0))
-                return false;
-        return gr_sleep_pause(ns);
+        return region && gr_region_sum(region, true) >= bytes;
 }
 
 void gr_neighbour_leave(void)

@@ -46,7 +46,7 @@ uint64_t gr_neighbour_sum(const char *uuid);
 /* For gr_core.wait_for_neighbours. */
 void gr_neighbour_wait(struct gr_device *device, int64_t bytes);
 
-/* For gr_core.pause. */
-bool gr_neighbour_pause(struct gr_device *device, uint64_t ns);
+/* For gr_core.may_give. */
+bool gr_neighbour_may_give(struct gr_device *device, uint64_t bytes);
 
 #endif

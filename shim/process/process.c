@@ -359,6 +359,7 @@ static void set_up(void)
                                     .graph_arena = gr_options.graph_arena,
                                     .decay_ns = gr_options.decay,
                                     .wait_ns = wait_ns(0),
+                                    .wait_for_others_only = !gr_options.from_env[GR_OPTION_WAIT],
                                     .proactive = gr_options.proactive,
                                     .malloc_trim = gr_options.malloc_trim};
         if (config.graph_arena == GR_GRAPH_SHARED && config.pool != GR_POOL_AUTO && config.pool != GR_POOL_SPLIT) {
@@ -386,7 +387,9 @@ static void set_up(void)
         if (gr_options.neighbour) {
                 gr_core.ask_neighbours = gr_neighbour_ask;
                 gr_core.wait_for_neighbours = gr_neighbour_wait;
-                gr_core.pause = gr_neighbour_pause;
+                gr_core.may_give = gr_neighbour_may_give;
+                gr_core.pause = gr_sleep_pause;
+                gr_core.served = gr_sleep_begin_turn;
         }
         owner = getpid();
 }

@@ -857,6 +857,7 @@ int main(int argc, char **argv)
                 {"asleep-killed", mode_asleep_killed},
                 {"asleep-turn", mode_asleep_turn},
                 {"asleep-turn-parts", mode_asleep_turn_parts},
+                {"asleep-turn-lasts", mode_asleep_turn_lasts},
         };
         char region[80], card[80], clean_up[96], size[16], quiet[16];
         pid_t child;

@@ -282,7 +282,9 @@ void mode_asleep_turn(void)
         struct worker rich = start_with(40, 7), poor;
 
         refused(&rich, 'a', 44, "more than there is"); /* at once, as it is alone */
-        poor = start(0);
+        refused(&rich, 'm', 44, "more than there is of memory that the program maps");
+        poor = start_with(4, 5);
+        refused(&rich, 'a', 26, "more than the other one has");
         tell(&rich, 'r', 3000);
         served(&poor, 'a', 44, "the turn of one that works did not end");
         served(&poor, 'w', 5, "work");
@@ -320,4 +322,22 @@ void mode_asleep_turn_parts(void)
                 served(both[i], 'c', (unsigned)i + 1, "its content");
                 end(both[i], 0);
         }
+}
+
+/* Also the first turn lasts, but not longer than the process; and nobody waits for what its own limit refuses. */
+void mode_asleep_turn_lasts(void)
+{
+        struct worker rich = start_with(40, 7), poor = start_with(4, 5);
+
+        refused(&rich, 'a', 16, "more than its own limit");
+        tell(&poor, 'a', 44);
+        for (int i = 0; i < 10; i++) {
+                pause_ms(100);
+                if (asleep_mib(&rich) != 0)
+                        fail("its turn did not last", i);
+        }
+        end(&rich, 0);
+        if (hear(&poor).result != 0)
+                fail("it had no memory when the other one had ended", 0);
+        end(&poor, 0);
 }

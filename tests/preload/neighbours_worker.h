@@ -60,5 +60,6 @@ void mode_asleep_other_device(void);
 void mode_asleep_killed(void);
 void mode_asleep_turn(void);
 void mode_asleep_turn_parts(void);
+void mode_asleep_turn_lasts(void);
 
 #endif

@@ -62,6 +62,68 @@ static void note_waiting(struct gr_device *device, int64_t bytes)
                 most_waiting_bytes = waiting_bytes;
 }
 
+static uint64_t others_bytes;
+
+static bool others_have(struct gr_device *device, uint64_t bytes)
+{
+        (void)device;
+        return others_bytes >= bytes;
+}
+
+static unsigned served_count;
+
+static void note_served(void)
+{
+        served_count++;
+}
+
+static void others_leave(void)
+{
+        others_bytes = 0;
+        event.when_ns = sg_driver.now_ns() + 500 * SG_MS; /* their memory is back only later */
+        event.what = neighbour_leaves;
+}
+
+/* The others have too little: it waits only for what this process may free, and the others do not know it. */
+static void test_vain(void)
+{
+        uint64_t begin_ns, ptr;
+
+        for (int others_only = 0; others_only < 2; others_only++) {
+                start((struct gr_config){.wait_ns = 2000 * SG_MS, .wait_for_others_only = others_only});
+                core.may_give = others_have;
+                core.ask_neighbours = ask_caching_neighbour;
+                core.wait_for_neighbours = note_waiting;
+                core.served = note_served;
+                most_waiting_bytes = 0;
+                others_bytes = 20 * MIB - 1;
+                caching_from_ns = UINT64_MAX;
+                sg_hold(0, ROOM_BYTES, 0);
+                begin_ns = sg_driver.now_ns();
+                GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &ptr), -ENOMEM);
+                GR_CHECK((sg_driver.now_ns() - begin_ns < 10 * SG_MS) == others_only);
+                GR_CHECK_EQ(most_waiting_bytes, 0);
+
+                /* They end meanwhile. */
+                others_bytes = 20 * MIB;
+                event.when_ns = sg_driver.now_ns() + 500 * SG_MS;
+                event.what = others_leave;
+                GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &ptr), 0);
+                GR_CHECK_EQ(most_waiting_bytes, 20 * MIB);
+                GR_CHECK_EQ(waiting_bytes, 0);
+                GR_CHECK_EQ(served_count, 0);
+
+                /* What is left of them gives. */
+                sg_hold(0, ROOM_BYTES - 20 * MIB, 0);
+                others_bytes = ROOM_BYTES;
+                caching_from_ns = sg_driver.now_ns() + 500 * SG_MS;
+                GR_CHECK_EQ(sg_alloc(context, 30 * MIB, &ptr), 0);
+                GR_CHECK_EQ(served_count, 1);
+                served_count = 0;
+                pool_end();
+        }
+}
+
 static void test_wait(void)
 {
         uint64_t begin_ns, waited_ns, ptr;
@@ -179,6 +241,7 @@ int main(void)
         gr_log_set_sink(hear, NULL);
         gr_log_set_level(GR_LOG_SILENT);
         test_wait();
+        test_vain();
         test_report();
         return GR_CHECK_RESULT();
 }
