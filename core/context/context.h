@@ -96,6 +96,8 @@ struct gr_config {
         bool malloc_trim;
 };
 
+enum gr_let_first { GR_LET_FIRST_BEGIN, GR_LET_FIRST_LOOK, GR_LET_FIRST_END };
+
 struct gr_core {
         /* One cache line, which every free reads. */
         struct gr_config config;
@@ -166,6 +168,12 @@ struct gr_core {
          * NULL. No lock is held.
          */
         bool (*pause)(uint64_t ns);
+        /*
+         * The process gives up memory to have it back later. How many other processes come first, as they waited for
+         * some of the device when that began, and have ever since. Until the end those do not see what this one waits
+         * for. May be NULL.
+         */
+        unsigned (*let_first)(struct gr_device *device, enum gr_let_first what);
         /* Such an allocation has its memory, to which other processes gave some. May be NULL. */
         void (*served)(void);
 };

@@ -115,7 +115,7 @@ struct gr_region_ops {
         void (*wake)(_Atomic uint32_t *word);
 };
 
-/* One process's view of a region. About 17 KiB; owned by the caller. */
+/* One process's view of a region. About 21 KiB; owned by the caller. */
 struct gr_region {
         const struct gr_region_ops *ops;
         struct gr_region_map *map; /* shared; NULL when closed */
@@ -135,6 +135,8 @@ struct gr_region {
         /* By slot: the owner that did not answer in time, and the number of the request. */
         _Atomic uint64_t silent_owner[GR_REGION_SLOTS];
         _Atomic uint32_t silent_sequence[GR_REGION_SLOTS];
+        uint64_t ahead[GR_REGION_SLOTS]; /* by slot: the owner that comes first (gr_region_let_first); 0: none */
+        uint64_t own_waiting_bytes;      /* what this process waited for then */
 };
 
 /* A checked copy of a slot: figures are below 2^62 or UINT64_MAX, the name is printable. */
@@ -302,6 +304,16 @@ void gr_region_waiting(struct gr_region *region, int64_t bytes);
  * one has to give.
  */
 bool gr_region_waits_first(struct gr_region *region);
+
+/*
+ * For a process that gives up its memory to have it back later: notes who waits for memory now. Until gr_region_return
+ * the others do not see that it waits itself, or two would let each other first. gr_region_is_let_first: how many of
+ * those noted have waited ever since. If all that come back let those have it first that wait already, each is passed
+ * by each other one at most once. All by one thread at a time.
+ */
+void gr_region_let_first(struct gr_region *region);
+unsigned gr_region_is_let_first(struct gr_region *region);
+void gr_region_return(struct gr_region *region);
 
 /* Whether another member waits for memory: then this process should soon publish how much it has cached. */
 bool gr_region_awaited(struct gr_region *region);

@@ -314,6 +314,36 @@ bool gr_region_waits_first(struct gr_region *region)
         return (int)i == atomic_load(&region->slot);
 }
 
+void gr_region_let_first(struct gr_region *region)
+{
+        struct gr_slot *own = slot_of_process(region);
+
+        if (own)
+                region->own_waiting_bytes += atomic_exchange(&own->figures[GR_FIGURE_waiting], 0);
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                region->ahead[i] = (int)i != atomic_load(&region->slot) && waits(region, i)
+                                           ? atomic_load(&region->map->owners[i])
+                                           : 0;
+}
+
+unsigned gr_region_is_let_first(struct gr_region *region)
+{
+        unsigned count = 0;
+
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++) {
+                if (region->ahead[i] && (!waits(region, i) || atomic_load(&region->map->owners[i]) != region->ahead[i]))
+                        region->ahead[i] = 0;
+                count += region->ahead[i] != 0;
+        }
+        return count;
+}
+
+void gr_region_return(struct gr_region *region)
+{
+        gr_region_waiting(region, (int64_t)region->own_waiting_bytes);
+        region->own_waiting_bytes = 0;
+}
+
 bool gr_region_awaited(struct gr_region *region)
 {
         for (unsigned i = 0; i < GR_REGION_SLOTS; i++)

@@ -609,6 +609,19 @@ bool gr_neighbour_may_give(struct gr_device *device, uint64_t bytes)
         return region && gr_region_sum(region, true) >= bytes;
 }
 
+unsigned gr_neighbour_let_first(struct gr_device *device, enum gr_let_first what)
+{
+        struct gr_region *region = atomic_load(&members[device->ordinal].region);
+
+        if (!region)
+                return 0;
+        if (what == GR_LET_FIRST_BEGIN)
+                gr_region_let_first(region);
+        else if (what == GR_LET_FIRST_END)
+                gr_region_return(region);
+        return gr_region_is_let_first(region);
+}
+
 void gr_neighbour_leave(void)
 {
         struct timespec until = gr_platform_time_in(CLOCK_REALTIME, STOP_NS);

@@ -46,6 +46,9 @@ uint64_t gr_neighbour_sum(const char *uuid);
 /* For gr_core.wait_for_neighbours. */
 void gr_neighbour_wait(struct gr_device *device, int64_t bytes);
 
+/* For gr_core.let_first. */
+unsigned gr_neighbour_let_first(struct gr_device *device, enum gr_let_first what);
+
 /* For gr_core.may_give. */
 bool gr_neighbour_may_give(struct gr_device *device, uint64_t bytes);
 

@@ -60,8 +60,9 @@ static struct {
         uint64_t vain;     /* a bit for each device of which all that can has left since then */
 } rest GR_GUARDED_BY(sleep_lock);
 
-static _Atomic uint64_t turn_since_ns;                  /* when it began */
-static uint64_t turn_back_ns GR_GUARDED_BY(sleep_lock); /* when the next one may begin, after memory has left */
+static _Atomic uint64_t turn_since_ns; /* when it began */
+/* After memory of the device has left, when the next one may begin, and when also if others still wait. */
+static uint64_t turn_back_ns GR_GUARDED_BY(sleep_lock), turn_latest_ns GR_GUARDED_BY(sleep_lock);
 
 /* Memory that moves, shared by the movers. */
 struct job {
@@ -517,14 +518,28 @@ GR_HELD(sleep_lock) static CUresult bring_back(uint64_t until_ns, bool *ret_miss
         return CUDA_SUCCESS;
 }
 
-/* After its turn the process leaves the GPU to others for as long. */
+/* How many others come first, on all devices. */
+static unsigned let_first(enum gr_let_first what)
+{
+        unsigned count = 0;
+
+        for (int i = 0; i < GR_DEVICES_MAX && gr_core.let_first; i++)
+                count += gr_core.let_first(&gr_core.devices[i], what);
+        return count;
+}
+
+/* After its turn the process leaves the GPU to others for as long, and until all that waited for it have had theirs. */
 GR_HELD(sleep_lock) static void await_turn(void)
 {
         uint64_t now_ns;
 
         gr_assert_locked(&sleep_lock);
-        while ((now_ns = gr_driver.now_ns()) < turn_back_ns && !atomic_load(&ending))
-                gr_driver.sleep_ns(gr_min(PAUSE_MOST_NS, turn_back_ns - now_ns));
+        while (((now_ns = gr_driver.now_ns()) < turn_back_ns ||
+                (now_ns < turn_latest_ns && let_first(GR_LET_FIRST_LOOK))) &&
+               !atomic_load(&ending))
+                gr_driver.sleep_ns(now_ns < turn_back_ns ? gr_min(PAUSE_MOST_NS, turn_back_ns - now_ns)
+                                                         : PAUSE_MOST_NS);
+        let_first(GR_LET_FIRST_END);
 }
 
 /*
@@ -546,6 +561,8 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
         atomic_fetch_sub(&waiting, 1);
         working = true;
         if (atomic_load(&shut)) {
+                if (until_ns < turn_latest_ns + config.wait_ns)
+                        until_ns = turn_latest_ns + config.wait_ns;
                 await_turn();
                 mode = gr_operations_relax_captures();
                 pass->result = bring_back(until_ns, &missing);
@@ -554,7 +571,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
                         atomic_fetch_add(part, PASS + 1);
                         pass->inside = part;
                 } else if (pass->result == CUDA_SUCCESS) {
-                        rest.since_ns = rest.vain = 0;
+                        rest.since_ns = rest.vain = turn_back_ns = turn_latest_ns = 0;
                         gr_sleep_begin_turn();
                         atomic_store(&shut, false);
                 }
@@ -762,6 +779,22 @@ static bool may_leave(int device)
         return count > 0;
 }
 
+/* Memory of the device has left: so does that of other devices for which others wait, as they come first. */
+GR_HELD(sleep_lock) static void end_turn(int device)
+{
+        unsigned ahead = let_first(GR_LET_FIRST_BEGIN);
+        struct outcome outcome = {0};
+
+        gr_assert_locked(&sleep_lock);
+        for (int i = 0; i < GR_DEVICES_MAX && gr_core.let_first; i++)
+                if (i != device && gr_core.let_first(&gr_core.devices[i], GR_LET_FIRST_LOOK)) {
+                        gr_context_each(&gr_core, i, move_memory_out, &outcome);
+                        rest.vain |= UINT64_C(1) << i;
+                }
+        turn_back_ns = gr_driver.now_ns() + config.turn_ns;
+        turn_latest_ns = turn_back_ns + 2 * ahead * config.turn_ns; /* two each, as a turn takes longer */
+}
+
 /* Puts the memory to sleep if the process has been idle for so long; with yields, also if its turn is over. */
 GR_HELD(sleep_lock) static uint64_t leave(int device, uint64_t idle_ns, bool yields)
 {
@@ -779,11 +812,11 @@ GR_HELD(sleep_lock) static uint64_t leave(int device, uint64_t idle_ns, bool yie
         } else {
                 rest.since_ns = 0;
         }
-        atomic_store(&yielding, false);
         if (yields && outcome.moved_bytes > 0)
-                turn_back_ns = gr_driver.now_ns() + config.turn_ns;
+                end_turn(device);
         else if (yields)
                 gr_sleep_begin_turn();
+        atomic_store(&yielding, false);
         if (!was_shut && outcome.moved_bytes == 0)
                 atomic_store(&shut, false);
         return outcome.moved_bytes;

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/log.h"
 #include "base/no_cancel.h"
 #include "device/device.h"
@@ -34,7 +35,8 @@
 #define BACKGROUND_GATHER_NS UINT64_C(500000)      /* pause before a look: frees come in bursts */
 #define BACKGROUND_MOST_NS   UINT64_C(20000000)    /* longest pause between looks at fences that have not passed */
 #define WAKE_NS              UINT64_C(10000000000) /* longest wait of a process that wakes for memory */
-#define TURN_WAIT_NS         UINT64_C(60000000000) /* the same, and that of an allocation, with GPURECLAIM_TURN */
+#define TURN_WAIT_NS         UINT64_C(60000000000) /* the shortest of these, and of an allocation, with GPURECLAIM_TURN */
+#define TURN_WAITS           10                    /* and in turns */
 #define BACKGROUND_LOOK_NS   UINT64_C(400000000)   /* longest sleep, as a process left alone ends only after it */
 #define BACKGROUND_RETRY_NS  UINT64_C(100000000)   /* pause after a thread could not be made */
 #define BACKGROUND_STOP_NS   UINT64_C(200000000)   /* longest wait of the exit for the library's threads */
@@ -317,7 +319,9 @@ static uint64_t turn_ns(void)
 /* GPURECLAIM_WAIT; where that is not set, the usual time, or one in which several others have had their turns. */
 static uint64_t wait_ns(uint64_t usual_ns)
 {
-        return gr_options.from_env[GR_OPTION_WAIT] ? gr_options.wait : turn_ns() ? TURN_WAIT_NS : usual_ns;
+        if (gr_options.from_env[GR_OPTION_WAIT])
+                return gr_options.wait;
+        return turn_ns() ? gr_max(TURN_WAIT_NS, TURN_WAITS * gr_min(turn_ns(), INT64_MAX / 4 / TURN_WAITS)) : usual_ns;
 }
 
 /*
@@ -388,6 +392,7 @@ static void set_up(void)
                 gr_core.ask_neighbours = gr_neighbour_ask;
                 gr_core.wait_for_neighbours = gr_neighbour_wait;
                 gr_core.may_give = gr_neighbour_may_give;
+                gr_core.let_first = gr_neighbour_let_first;
                 gr_core.pause = gr_sleep_pause;
                 gr_core.served = gr_sleep_begin_turn;
         }

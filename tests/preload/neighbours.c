@@ -858,6 +858,8 @@ int main(int argc, char **argv)
                 {"asleep-turn", mode_asleep_turn},
                 {"asleep-turn-parts", mode_asleep_turn_parts},
                 {"asleep-turn-lasts", mode_asleep_turn_lasts},
+                {"asleep-turn-queue", mode_asleep_turn_queue},
+                {"asleep-turn-devices", mode_asleep_turn_devices},
         };
         char region[80], card[80], clean_up[96], size[16], quiet[16];
         pid_t child;

@@ -341,3 +341,44 @@ void mode_asleep_turn_lasts(void)
                 fail("it had no memory when the other one had ended", 0);
         end(&poor, 0);
 }
+
+/* One that was put to sleep lets another one have its turn first that waited before. */
+void mode_asleep_turn_queue(void)
+{
+        struct worker rich = start_with(40, 7), poor = start(0);
+
+        member_of(&rich); /* opens the region */
+        if (gr_region_join(&region, "waits", 1) != 0)
+                fail("it cannot join", 0);
+        gr_region_waiting(&region, MIB);
+        tell(&rich, 'r', 3000);
+        served(&poor, 'a', 44, "the turn of one that works did not end");
+        end(&poor, 0);
+        pause_ms(3000);
+        if (asleep_mib(&rich) < 40)
+                fail("it passes one that waits", (long long)asleep_mib(&rich));
+        gr_region_waiting(&region, -(int64_t)MIB);
+        if (hear(&rich).result != 0)
+                fail("it could not go on", 0);
+        served(&rich, 'c', 7, "its content after that");
+        gr_region_leave(&region);
+        end(&rich, 0);
+}
+
+/* Others need both devices of a process that works: when its turn is over, both are left, not one in each turn. */
+void mode_asleep_turn_devices(void)
+{
+        struct worker poor[2], rich = start_on_both("aa", poor);
+
+        tell(&rich, 'r', 1000);
+        for (int i = 0; i < 2; i++)
+                tell(&poor[i], 'a', 44);
+        for (int i = 0; i < 2; i++)
+                if (hear(&poor[i]).result != 0)
+                        fail("the memory of one device did not leave", i);
+        for (int i = 0; i < 2; i++)
+                end(&poor[i], 0);
+        if (hear(&rich).result != 0)
+                fail("it could not go on", 0);
+        end(&rich, 0);
+}

@@ -61,5 +61,7 @@ void mode_asleep_killed(void);
 void mode_asleep_turn(void);
 void mode_asleep_turn_parts(void);
 void mode_asleep_turn_lasts(void);
+void mode_asleep_turn_queue(void);
+void mode_asleep_turn_devices(void);
 
 #endif

@@ -488,6 +488,43 @@ static void test_waits_first(void)
         drop_three(one, two, three);
 }
 
+/* Those that wait when it is noted come first until each has stopped, or its slot has another owner. */
+static void test_let_first(void)
+{
+        struct gr_region *one, *two, *three;
+
+        join_three(&one, &two, &three);
+        GR_CHECK(!gr_region_is_let_first(one));
+        gr_region_waiting(one, 1);
+        gr_region_waiting(two, 1);
+        gr_region_let_first(one);
+        gr_region_waiting(three, 1);
+        GR_CHECK_EQ(gr_region_is_let_first(one), 1);
+        GR_CHECK(!gr_region_waits_first(one)); /* nor does it wait for them */
+        gr_region_return(one);
+        GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], 1);
+        gr_region_let_first(two);
+        GR_CHECK_EQ(gr_region_is_let_first(two), 2);
+        gr_region_return(two);
+        gr_region_waiting(two, -1);
+        GR_CHECK(!gr_region_is_let_first(one));
+        gr_region_waiting(two, 1);
+        GR_CHECK(!gr_region_is_let_first(one)); /* it has begun anew */
+        gr_region_let_first(one);
+        gr_region_waiting(two, -1);
+        GR_CHECK(gr_region_is_let_first(one));
+        gr_region_leave(three);
+        GR_CHECK(!gr_region_is_let_first(one));
+        GR_CHECK_EQ(gr_region_join(three, "test", 1), 0);
+        gr_region_waiting(three, 1);
+        gr_region_let_first(one);
+        one->map->owners[three->slot]++;
+        GR_CHECK(!gr_region_is_let_first(one));
+        one->map->owners[three->slot]--;
+        GR_CHECK(!gr_region_is_let_first(one));
+        drop_three(one, two, three);
+}
+
 /* One that falls asleep is waited for as long as any other, and one that does not answer costs the next no time. */
 static void test_patience_with_sleepers(void)
 {
@@ -643,6 +680,7 @@ int main(void)
         test_patience_in_vain();
         test_ask_sleep();
         test_waits_first();
+        test_let_first();
         test_patience_with_sleepers();
         test_sweep_again();
         test_orders();
