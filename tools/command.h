@@ -4,6 +4,7 @@
  * their parts:
  *
  *   all                                 main.c, arguments.c, paths.c
+ *   run, record                         loadable.c
  *   status, top, metrics, wait, and
  *   limit, threshold, reclaim, sleep    gpus.c
  *   leaks, report                       origins.c, symbols.c
@@ -19,11 +20,12 @@
 
 #include "base/options.h"
 
-#define GR_FLAGS_MOST 64
+#define GR_FLAGS_MOST 96
 
-/* Exit statuses beside EXIT_SUCCESS and EXIT_FAILURE; the last three are those of env(1). */
+/* Exit statuses beside EXIT_SUCCESS and EXIT_FAILURE; the last three are those of env(1) as well. */
 enum {
         STATUS_USAGE = 2,
+        STATUS_TIME_IS_UP = 124, /* that of timeout(1) */
         STATUS_NO_LIBRARY = 125,
         STATUS_NOT_EXECUTABLE = 126,
         STATUS_NOT_FOUND = 127,
@@ -61,12 +63,25 @@ const char *option_value(const struct arguments *arguments, enum gr_option_id id
 /* The flags of command, for its help. */
 void print_flags(const char *command);
 
+/* Whether what goes to this stream may have colours: a terminal that knows them, and no NO_COLOR (no-color.org). */
+bool has_colour(FILE *stream);
+
+/* The text, bold where standard output has colours; valid until the next call. */
+const char *heading(const char *text);
+
 /* Prints "gpureclaim: <message>" as one line on standard error. */
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Warns if the library cannot be loaded into the program, or into what runs it where it is a script. */
+void say_if_not_loadable(const char *command, const char *program);
+
+/* A gr_options_warn that complains. */
+void complain_of_option(const char *message, void *ignored);
+
 /*
- * Sets LD_PRELOAD for the program to be started, and with the flag sim the path of the simulated device. EXIT_SUCCESS,
- * or the exit status for the error, which it has printed.
+ * Sets LD_PRELOAD for the program to be started, and with the flag sim the path of the simulated device; and what makes
+ * Python offer the caches of its frameworks. Fails where a limit is set that cannot be read, as the library would run
+ * the program without it. EXIT_SUCCESS, or the exit status for the error, which it has printed.
  */
 int set_preload(const struct arguments *arguments);
 

@@ -14,6 +14,7 @@
 #include "command.h"
 #include "doctor.h"
 #include "paths.h"
+#include "system/options_file.h"
 
 /* Longest wait for a probe. Initialising eight GPUs without persistence mode takes several seconds. */
 #define PROBE_SECONDS 60
@@ -33,11 +34,6 @@ void doctor_say(const char *topic, const char *state, const char *format, ...)
         printf("%-9s %-4s  %s\n", topic, state, text);
         /* At once, as a probe may crash afterwards. */
         fflush(stdout);
-}
-
-static const char *get_variable(const char *name)
-{
-        return getenv(name);
 }
 
 static void say_option(const char *message, void *arg)
@@ -64,7 +60,9 @@ static void check_environment(void)
                 doctor_say("visible", "note", "CUDA_VISIBLE_DEVICES=\"%s\" hides all GPUs", visible);
         else
                 doctor_say("visible", "ok", "CUDA_VISIBLE_DEVICES=%s", visible);
-        gr_options_load(&options, get_variable, environ, say_option, NULL);
+        gr_options_read(&options, say_option, NULL);
+        if (options.config.text[0])
+                doctor_say("options", "ok", "from the environment, and from %s", options.config.text);
 }
 
 /* Checks the nodes of the GPUs, and the two that every CUDA program opens. Other nodes are for administrators. */
@@ -163,6 +161,7 @@ static int run_probe(const char *topic, const char *preload, bool name_symbols, 
         /* The library must neither warn a second time nor write this process's statistics anywhere. */
         for (i = 0; i < GR_OPTION_COUNT; i++)
                 unsetenv(gr_option_table[i].env);
+        setenv(gr_option_table[GR_OPTION_CONFIG].env, "/dev/null", 1);
         if ((preload && prepend_environment("LD_PRELOAD", preload) < 0) ||
             (sim_dir && prepend_environment("LD_LIBRARY_PATH", sim_dir) < 0)) {
                 doctor_say(topic, "fail", "%s: a path with a blank or colon cannot be preloaded",
@@ -176,13 +175,14 @@ static int run_probe(const char *topic, const char *preload, bool name_symbols, 
         _exit(EXIT_FAILURE);
 }
 
-static int print_conclusion(const char *reason)
+/* advice: a line, or "". */
+static int print_conclusion(const char *reason, const char *advice)
 {
         if (!reason) {
                 printf("gpureclaim would work here.\n");
                 return EXIT_SUCCESS;
         }
-        printf("gpureclaim would not work here: %s.\n", reason);
+        printf("gpureclaim would not work here: %s.\n%s", reason, advice);
         return EXIT_FAILURE;
 }
 
@@ -195,7 +195,7 @@ static int examine_machine(bool sim, bool name_symbols)
         if (sim && find_sim_dir(sim_dir, sizeof(sim_dir)) < 0) {
                 doctor_say("driver", "fail",
                            "the simulated device is neither beside this program nor in %s/gpureclaim/sim", GR_LIBDIR);
-                return print_conclusion("the simulated device is missing");
+                return print_conclusion("the simulated device is missing", "");
         }
         if (!sim) {
                 check_nodes();
@@ -205,11 +205,13 @@ static int examine_machine(bool sim, bool name_symbols)
                 reason = "there is no usable CUDA driver";
         if (find_library(library, sizeof(library)) < 0) {
                 doctor_say("library", "fail", "libgpureclaim.so is neither beside this program nor in %s", GR_LIBDIR);
-                return print_conclusion(reason ? reason : "libgpureclaim.so is missing");
+                return print_conclusion(reason ? reason : "libgpureclaim.so is missing", "");
         }
         if (run_probe("library", library, name_symbols, sim ? sim_dir : NULL) != EXIT_SUCCESS && !reason)
                 reason = "the library does not take over the driver's symbols";
-        return print_conclusion(reason);
+        return print_conclusion(
+                reason,
+                sim ? "" : "To try it without a GPU: gpureclaim run --sim; to check that: gpureclaim doctor --sim\n");
 }
 
 int command_doctor(const struct arguments *arguments)

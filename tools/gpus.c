@@ -11,6 +11,7 @@
 #include "command.h"
 #include "driver/dlsym.h"
 #include "driver/nvml.h"
+#include "system/options_file.h"
 #include "system/platform.h"
 
 #define QUIET_NS UINT64_C(1000000000) /* longest wait without a sign of life */
@@ -131,7 +132,7 @@ int gpus_open(struct gpu **ret_gpus, size_t *ret_count, size_t *ret_other)
 
         if (rc)
                 return rc;
-        gr_options_load(&options, (const char *(*)(const char *))getenv, NULL, NULL, NULL);
+        gr_options_read(&options, NULL, NULL);
         *ret_gpus = NULL;
         *ret_count = *ret_other = 0;
         if (options.region_dir.text[0])

@@ -24,6 +24,19 @@ static const struct command {
 #undef COMMAND
 };
 
+bool has_colour(FILE *stream)
+{
+        const char *off = getenv("NO_COLOR"), *terminal = getenv("TERM");
+
+        return !(off && *off) && terminal && *terminal && strcmp(terminal, "dumb") != 0 && isatty(fileno(stream));
+}
+
+void complain_of_option(const char *message, void *ignored)
+{
+        (void)ignored;
+        complain("%s", message);
+}
+
 void complain(const char *format, ...)
 {
         char message[2048];
@@ -35,7 +48,7 @@ void complain(const char *format, ...)
         /* It may contain arguments of the user: makes it one line, without control characters for the terminal. */
         gr_log_clean(message, strlen(message));
         fflush(stdout);
-        fprintf(stderr, "gpureclaim: %s\n", message);
+        fprintf(stderr, has_colour(stderr) ? "\033[1;31mgpureclaim:\033[m %s\n" : "gpureclaim: %s\n", message);
 }
 
 static const struct command *find_command(const char *name)
@@ -60,17 +73,26 @@ static int unknown_command(const char *name)
         return STATUS_USAGE;
 }
 
+const char *heading(const char *text)
+{
+        static char bold[128];
+
+        snprintf(bold, sizeof(bold), "\033[1m%s\033[m", text);
+        return has_colour(stdout) ? bold : text;
+}
+
 static void print_command(const struct command *command)
 {
-        printf("Usage: gpureclaim %s%s%s\n%c%s.\n\n%s", command->name, *command->usage ? " " : "", command->usage,
-               command->summary[0] - 'a' + 'A', command->summary + 1, command->help);
+        printf("%s gpureclaim %s%s%s\n%c%s.\n\n%s", heading("Usage:"), command->name, *command->usage ? " " : "",
+               command->usage, command->summary[0] - 'a' + 'A', command->summary + 1, command->help);
         print_flags(command->name);
 }
 
 static void print_commands(void)
 {
-        printf("Usage: gpureclaim COMMAND [ARGUMENT...]\n"
-               "Serve the device memory of unmodified CUDA programs from a cache, within limits.\n\n");
+        printf("%s gpureclaim COMMAND [ARGUMENT...]\n"
+               "Serve the device memory of unmodified CUDA programs from a cache, within limits.\n\n",
+               heading("Usage:"));
         for (size_t i = 0; i < ITEMS(commands); i++)
                 printf("  %-9s  %s\n", commands[i].name, commands[i].summary);
         printf("\n  gpureclaim help COMMAND tells more; gpureclaim --version prints the version.\n");

@@ -1,22 +1,11 @@
 /* gpureclaim options: the configuration that the environment gives, and the table of all options. */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/json.h"
 #include "base/options.h"
 #include "command.h"
-
-static const char *get_variable(const char *name)
-{
-        return getenv(name);
-}
-
-static void print_warning(const char *message, void *arg)
-{
-        (void)arg;
-        complain("%s", message);
-}
+#include "system/options_file.h"
 
 static void print_line(const char *text, void *arg)
 {
@@ -49,6 +38,21 @@ static void print_markdown(void)
                 printf(" | %s | ", option->default_text[0] ? option->default_text : "none");
                 print_cell(option->help);
                 printf(" |\n");
+        }
+}
+
+static void print_config(void)
+{
+        char values[128];
+
+        printf("# Options of gpureclaim, for GPURECLAIM_CONFIG or ~/.config/gpureclaim/config. A variable of the same\n"
+               "# name comes first. Take away the # in front of what you set.\n");
+        for (enum gr_option_id id = 0; id < GR_OPTION_COUNT; id++) {
+                const struct gr_option *option = &gr_option_table[id];
+
+                if (id != GR_OPTION_CONFIG)
+                        printf("\n# %s\n# Values: %s.\n#%s=%s\n", option->help,
+                               gr_option_values(option, values, sizeof(values)), option->env, option->default_text);
         }
 }
 
@@ -139,7 +143,7 @@ static void print_json(const struct gr_options *options)
         for (enum gr_option_id id = 0; id < GR_OPTION_COUNT; id++) {
                 gr_json_object(&json, gr_option_table[id].name);
                 gr_json_string(&json, "variable", gr_option_table[id].env);
-                gr_json_string(&json, "source", options->from_env[id] ? "environment" : "default");
+                gr_json_string(&json, "source", gr_options_source_words[options->source[id]]);
                 write_value(&json, &gr_option_table[id], gr_option_value(options, id));
                 gr_json_close(&json);
         }
@@ -152,15 +156,20 @@ int command_options(const struct arguments *arguments)
 {
         static struct gr_options options;
 
-        if (flag_value(arguments, "markdown") && flag_value(arguments, "json")) {
-                complain("options: --markdown and --json exclude each other");
+        if (!!flag_value(arguments, "markdown") + !!flag_value(arguments, "json") + !!flag_value(arguments, "config") >
+            1) {
+                complain("options: --config, --json and --markdown exclude each other");
                 return STATUS_USAGE;
+        }
+        if (flag_value(arguments, "config")) {
+                print_config();
+                return EXIT_SUCCESS;
         }
         if (flag_value(arguments, "markdown")) {
                 print_markdown();
                 return EXIT_SUCCESS;
         }
-        gr_options_load(&options, get_variable, environ, print_warning, NULL);
+        gr_options_read(&options, complain_of_option, NULL);
         if (flag_value(arguments, "json"))
                 print_json(&options);
         else

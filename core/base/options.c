@@ -12,6 +12,7 @@ const char *const gr_options_sleep_words[] = {GR_SLEEP_MODES(WORD) NULL};
 const char *const gr_options_turn_words[] = {"off", NULL};
 const char *const gr_options_backtrace_words[] = {GR_BACKTRACE_MODES(WORD) NULL};
 const char *const gr_options_limit_includes_words[] = {GR_LIMIT_INCLUDES(WORD) NULL};
+const char *const gr_options_source_words[] = {GR_OPTION_SOURCES(WORD) NULL};
 #undef WORD
 
 /* Enums are stored through an int of their size. */
@@ -31,6 +32,7 @@ const struct gr_option gr_option_table[GR_OPTION_COUNT] = {
 
 #define WARNING_BYTES    512
 #define VALUE_SHOWN      64
+#define PATH_SHOWN       200
 #define NEAREST_MAX      63 /* for longer texts no suggestion is sought */
 #define NEAREST_MIN_PART 4  /* a part of a word that both have counts from so many characters on */
 
@@ -327,51 +329,145 @@ const char *gr_option_reason(int rc)
         }
 }
 
-static void warn_value(const struct gr_option *option, const char *text, int rc, gr_options_warn *warn, void *warn_arg)
+/* Calls warn with where the text stands, "" for the environment. */
+static void warn_value(const struct gr_options *options, enum gr_option_id id, const char *where, const char *text,
+                       int rc, gr_options_warn *warn, void *warn_arg)
 {
-        char message[WARNING_BYTES], values[128];
+        const struct gr_option *option = &gr_option_table[id];
+        char message[WARNING_BYTES], values[128], value[VALUE_SHOWN + 1], used[VALUE_SHOWN + 32];
 
-        snprintf(message, sizeof(message), "%s=%.*s%s: %s (expected %s); using the default, %s", option->env,
-                 VALUE_SHOWN, text, strlen(text) > VALUE_SHOWN ? "..." : "", gr_option_reason(rc),
-                 gr_option_values(option, values, sizeof(values)),
-                 option->default_text[0] ? option->default_text : "none");
+        if (options->source[id] == GR_FROM_DEFAULT)
+                snprintf(used, sizeof(used), "the default, %s",
+                         option->default_text[0] ? option->default_text : "none");
+        else
+                snprintf(used, sizeof(used), "%s, from the %s", gr_option_format(options, id, value, sizeof(value)),
+                         gr_options_source_words[options->source[id]]);
+        snprintf(message, sizeof(message), "%s%s=%.*s%s: %s (expected %s); using %s", where, option->env, VALUE_SHOWN,
+                 text, strlen(text) > VALUE_SHOWN ? "..." : "", gr_option_reason(rc),
+                 gr_option_values(option, values, sizeof(values)), used);
         warn(message, warn_arg);
 }
 
-static void warn_unknown(char **env, gr_options_warn *warn, void *warn_arg)
+/* The option with this variable; GR_OPTION_COUNT: none. */
+static enum gr_option_id find_option(const char *variable, size_t length)
+{
+        enum gr_option_id id;
+
+        for (id = 0; id < GR_OPTION_COUNT; id++)
+                if (strlen(gr_option_table[id].env) == length && memcmp(gr_option_table[id].env, variable, length) == 0)
+                        break;
+        return id;
+}
+
+/* kind: what the name is, "variable" or "option". */
+static void warn_unknown(const char *where, const char *kind, const char *variable, size_t length,
+                         gr_options_warn *warn, void *warn_arg)
 {
         const size_t prefix = strlen(GR_OPTIONS_PREFIX);
-        const char *known[GR_OPTION_COUNT];
+        const char *known[GR_OPTION_COUNT], *nearest;
         char name[NEAREST_MAX + 1], message[WARNING_BYTES];
-        size_t i, length;
+        const bool prefixed = length >= prefix && memcmp(variable, GR_OPTIONS_PREFIX, prefix) == 0;
 
-        for (i = 0; i < GR_OPTION_COUNT; i++)
+        for (size_t i = 0; i < GR_OPTION_COUNT; i++)
                 known[i] = gr_option_table[i].env + prefix;
-        for (; *env; env++) {
-                const char *nearest;
+        variable += prefixed ? prefix : 0;
+        length -= prefixed ? prefix : 0;
+        snprintf(name, sizeof(name), "%.*s", (int)(length < NEAREST_MAX ? length : NEAREST_MAX), variable);
+        nearest = gr_options_nearest(name, known, GR_OPTION_COUNT);
+        snprintf(message, sizeof(message), "%sunknown %s %s%s ignored%s%s%s", where, kind,
+                 prefixed ? GR_OPTIONS_PREFIX : "", name, nearest ? "; did you mean " GR_OPTIONS_PREFIX : "",
+                 nearest ? nearest : "", nearest ? "?" : "");
+        warn(message, warn_arg);
+}
 
-                if (strncmp(*env, GR_OPTIONS_PREFIX, prefix) != 0)
-                        continue;
-                length = strcspn(*env + prefix, "=");
-                for (i = 0; i < GR_OPTION_COUNT; i++)
-                        if (strlen(known[i]) == length && memcmp(known[i], *env + prefix, length) == 0)
-                                break;
-                if (i < GR_OPTION_COUNT)
-                        continue;
-                snprintf(name, sizeof(name), "%.*s", (int)(length < NEAREST_MAX ? length : NEAREST_MAX), *env + prefix);
-                nearest = gr_options_nearest(name, known, GR_OPTION_COUNT);
-                if (nearest)
-                        snprintf(message, sizeof(message), "unknown variable %s%s ignored; did you mean %s%s?",
-                                 GR_OPTIONS_PREFIX, name, GR_OPTIONS_PREFIX, nearest);
-                else
-                        snprintf(message, sizeof(message), "unknown variable %s%s ignored", GR_OPTIONS_PREFIX, name);
-                warn(message, warn_arg);
+static void warn_variables(char **env, gr_options_warn *warn, void *warn_arg)
+{
+        for (; *env; env++) {
+                const size_t length = strcspn(*env, "=");
+
+                if (strncmp(*env, GR_OPTIONS_PREFIX, strlen(GR_OPTIONS_PREFIX)) == 0 &&
+                    find_option(*env, length) == GR_OPTION_COUNT)
+                        warn_unknown("", "variable", *env, length, warn, warn_arg);
         }
 }
 
-int gr_options_load(struct gr_options *ret, const char *(*get)(const char *name), char **environ_or_null,
-                    gr_options_warn *warn, void *warn_arg)
+/* What a text of an option that cannot be used was. */
+struct bad_value {
+        const char *text;
+        int rc;
+};
+
+/* One line of the file, between blanks. Without warn its value is taken; with it, what was wrong is said. */
+static void read_line(struct gr_options *ret, char *line, const char *where, struct bad_value bad[GR_OPTION_COUNT],
+                      gr_options_warn *warn, void *warn_arg)
 {
+        const size_t length = strcspn(line, " \t=");
+        char *value = line + length + strspn(line + length, " \t"), message[WARNING_BYTES];
+        const bool has_value = *value == '=';
+        enum gr_option_id id = find_option(line, length);
+
+        if (*line == '#' || *line == '\0')
+                return;
+        if (has_value)
+                value += 1 + strspn(value + 1, " \t");
+        if (!warn) {
+                if (!has_value || id == GR_OPTION_COUNT || id == GR_OPTION_CONFIG || !*value)
+                        return;
+                bad[id].rc = gr_option_parse(&gr_option_table[id], value, value_of(ret, id));
+                bad[id].text = bad[id].rc < 0 ? value : NULL;
+                if (bad[id].rc == 0)
+                        ret->source[id] = GR_FROM_FILE;
+        } else if (!has_value) {
+                snprintf(message, sizeof(message), "%snot understood (expected NAME=VALUE)", where);
+                warn(message, warn_arg);
+        } else if (id == GR_OPTION_CONFIG) {
+                snprintf(message, sizeof(message), "%s%s ignored: a file names no other", where,
+                         gr_option_table[id].env);
+                warn(message, warn_arg);
+        } else if (id == GR_OPTION_COUNT) {
+                warn_unknown(where, "option", line, length, warn, warn_arg);
+        } else if (bad[id].text == value) {
+                warn_value(ret, id, where, value, bad[id].rc, warn, warn_arg);
+        }
+}
+
+static void read_lines(struct gr_options *ret, struct gr_options_file *file, struct bad_value bad[GR_OPTION_COUNT],
+                       gr_options_warn *warn, void *warn_arg)
+{
+        char where[PATH_SHOWN + 32], *next = file->text;
+
+        for (unsigned number = 1; *next; number++) {
+                char *line = next + strspn(next, " \t"), *end = line + strcspn(line, "\n"), kept;
+
+                next = end + (*end != '\0');
+                while (end > line && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r'))
+                        end--;
+                kept = *end;
+                *end = '\0';
+                snprintf(where, sizeof(where), "%.*s:%u: ", PATH_SHOWN, file->path, number);
+                read_line(ret, line, where, bad, warn, warn_arg);
+                *end = kept;
+        }
+}
+
+static void warn_file(struct gr_options *ret, struct gr_options_file *file, struct bad_value bad[GR_OPTION_COUNT],
+                      gr_options_warn *warn, void *warn_arg)
+{
+        char message[WARNING_BYTES];
+
+        if (file->error == 0) {
+                read_lines(ret, file, bad, warn, warn_arg);
+                return;
+        }
+        snprintf(message, sizeof(message), "%.*s: no option is taken from this file: %s", PATH_SHOWN, file->path,
+                 file->error == -EPERM ? "it belongs to another user, or all may write to it" : strerror(-file->error));
+        warn(message, warn_arg);
+}
+
+int gr_options_load(struct gr_options *ret, const char *(*get)(const char *name), char **environ_or_null,
+                    struct gr_options_file *file_or_null, gr_options_warn *warn, void *warn_arg)
+{
+        struct bad_value in_file[GR_OPTION_COUNT] = {{0}};
         int bad[GR_OPTION_COUNT] = {0};
         enum gr_option_id id;
         const char *text;
@@ -379,15 +475,20 @@ int gr_options_load(struct gr_options *ret, const char *(*get)(const char *name)
         if (!ret || !get)
                 return -EINVAL;
         memset(ret, 0, sizeof(*ret));
+        for (id = 0; id < GR_OPTION_COUNT; id++)
+                gr_option_parse(&gr_option_table[id], gr_option_table[id].default_text, value_of(ret, id));
+        if (file_or_null && file_or_null->error == 0)
+                read_lines(ret, file_or_null, in_file, NULL, NULL);
+        if (file_or_null)
+                memcpy(ret->config.text, file_or_null->path, sizeof(ret->config.text));
         for (id = 0; id < GR_OPTION_COUNT; id++) {
-                const struct gr_option *option = &gr_option_table[id];
-
-                gr_option_parse(option, option->default_text, value_of(ret, id));
-                text = get(option->env);
-                if (!text || !*text)
-                        continue;
-                bad[id] = gr_option_parse(option, text, value_of(ret, id));
-                ret->from_env[id] = bad[id] == 0;
+                text = get(gr_option_table[id].env);
+                if (text && *text) {
+                        bad[id] = gr_option_parse(&gr_option_table[id], text, value_of(ret, id));
+                        if (bad[id] == 0)
+                                ret->source[id] = GR_FROM_ENVIRONMENT;
+                }
+                ret->bad[id] = bad[id] < 0 || (in_file[id].rc < 0 && ret->source[id] != GR_FROM_ENVIRONMENT);
         }
         if (!warn)
                 return 0;
@@ -395,10 +496,12 @@ int gr_options_load(struct gr_options *ret, const char *(*get)(const char *name)
                 /* get is called again, as it may return the same buffer for all variables. */
                 text = bad[id] < 0 ? get(gr_option_table[id].env) : NULL;
                 if (text)
-                        warn_value(&gr_option_table[id], text, bad[id], warn, warn_arg);
+                        warn_value(ret, id, "", text, bad[id], warn, warn_arg);
         }
+        if (file_or_null)
+                warn_file(ret, file_or_null, in_file, warn, warn_arg);
         if (environ_or_null)
-                warn_unknown(environ_or_null, warn, warn_arg);
+                warn_variables(environ_or_null, warn, warn_arg);
         return 0;
 }
 
@@ -431,7 +534,7 @@ void gr_options_dump(const struct gr_options *options, void (*line)(const char *
         for (id = 0; id < GR_OPTION_COUNT; id++) {
                 snprintf(text, sizeof(text), "%-30s %-12s (%s)", gr_option_table[id].env,
                          gr_option_format(options, id, value, sizeof(value)),
-                         options->from_env[id] ? "environment" : "default");
+                         gr_options_source_words[options->source[id]]);
                 line(text, arg);
         }
 }

@@ -1,5 +1,6 @@
 /*
- * The options of the library, read once from the environment. core/base/options.def is the only list of them.
+ * The options of the library, read once from the environment and a file. core/base/options.def is the only list of
+ * them.
  *
  * Plain C without CUDA, locale, allocation, locks or global state; every function may be called from any thread.
  * Functions that can fail return 0 or -errno and touch their ret_ outputs only on success.
@@ -20,6 +21,7 @@
 #define GR_PATH_BYTES        4096
 #define GR_NAME_BYTES        64
 #define GR_BYTE_NONE         (-1)
+#define GR_FILE_BYTES        16384                /* room for a file of options */
 #define GR_OPTION_TEXT_BYTES (GR_PATH_BYTES + 64) /* room for any text of gr_option_format */
 
 #define GR_REUSE_MODES(X)                                                                                              \
@@ -92,12 +94,29 @@ enum gr_option_kind {
         GR_KIND_DURATION,
 };
 
-/* About 13 KiB: keep it in static storage. The fields are final once gr_options_load has returned. */
+/* Where the value of an option comes from. */
+#define GR_OPTION_SOURCES(X)                                                                                           \
+        X(GR_FROM_DEFAULT, "default")                                                                                  \
+        X(GR_FROM_FILE, "file")                                                                                        \
+        X(GR_FROM_ENVIRONMENT, "environment")
+
+#define GR_ENUMERATOR(id, word) id,
+enum gr_option_source { GR_OPTION_SOURCES(GR_ENUMERATOR) };
+#undef GR_ENUMERATOR
+
+/* A file of options: lines NAME=VALUE, with the names of the variables. Lines may be empty or begin with '#'. */
+struct gr_options_file {
+        char path[GR_PATH_BYTES], text[GR_FILE_BYTES];
+        int error; /* 0, or -errno: it could not be read */
+};
+
+/* About 17 KiB: keep it in static storage. The fields are final once gr_options_load has returned. */
 struct gr_options {
 #define GR_OPTION(id, field, ctype, ...) ctype field;
 #include "base/options.def"
 #undef GR_OPTION
-        bool from_env[GR_OPTION_COUNT];                 /* the environment had a valid value */
+        enum gr_option_source source[GR_OPTION_COUNT];
+        bool bad[GR_OPTION_COUNT]; /* the environment or the file has a value that cannot be used */
         _Atomic uint64_t above_device[GR_OPTION_COUNT]; /* bit d: gr_options_resolve has warned for device d */
 };
 
@@ -116,6 +135,7 @@ struct gr_option {
 };
 
 extern const struct gr_option gr_option_table[GR_OPTION_COUNT];
+extern const char *const gr_options_source_words[];
 extern const char *const gr_options_reuse_words[];
 extern const char *const gr_options_pool_words[];
 extern const char *const gr_options_graph_arena_words[];
@@ -129,12 +149,13 @@ typedef void gr_options_warn(const char *message, void *arg);
 
 /*
  * Fills *ret. get returns a variable's value or NULL, as getenv does; its strings are not kept. An empty value counts
- * as unset. warn is called once for each bad value, with what is used instead, and once for each variable of
- * environ_or_null (NULL-terminated "NAME=value") that begins with GPURECLAIM_ and is no option. All fields of *ret are
- * final before the first warning, so that warn may use ret->log. warn may be NULL. -EINVAL for a NULL ret or get.
+ * as unset. What no variable sets comes from file_or_null, whose text is changed meanwhile. warn is called once for
+ * each bad value, with what is used instead, and once for each variable of environ_or_null (NULL-terminated
+ * "NAME=value") that begins with GPURECLAIM_ and is no option, and for each such line of the file. All fields of *ret
+ * are final before the first warning, so that warn may use ret->log. warn may be NULL. -EINVAL for a NULL ret or get.
  */
 int gr_options_load(struct gr_options *ret, const char *(*get)(const char *name), char **environ_or_null,
-                    gr_options_warn *warn, void *warn_arg);
+                    struct gr_options_file *file_or_null, gr_options_warn *warn, void *warn_arg);
 
 /*
  * Bytes that a GR_KIND_SIZES option means for a device with total_bytes of memory, GR_SIZE_NONE for none. A value
@@ -166,7 +187,7 @@ const char *gr_option_values(const struct gr_option *option, char *buf, size_t b
 const char *gr_option_format(const struct gr_options *options, enum gr_option_id id, char *buf, size_t buf_bytes);
 
 /*
- * Hands out the effective configuration, one line per option without newline: variable, value, (default|environment).
+ * Hands out the effective configuration, one line per option without newline: variable, value, (source).
  */
 void gr_options_dump(const struct gr_options *options, void (*line)(const char *text, void *arg), void *arg);
 

@@ -37,6 +37,24 @@ static uint64_t spill_limit(CUdevice dev, uint64_t total_bytes)
         return size->bytes == GR_SIZE_NONE ? 0 : size->bytes;
 }
 
+/* Names each limit that is for a device which is not there, and so limits nothing. */
+static void check_devices(void)
+{
+        int count;
+
+        for (enum gr_option_id id = 0; id < GR_OPTION_COUNT; id++) {
+                const struct gr_size_list *list = gr_option_value(&gr_options, id);
+
+                if (gr_option_table[id].kind != GR_KIND_SIZES || !list->device_mask || !gr_real.cuDeviceGetCount ||
+                    gr_real.cuDeviceGetCount(&count) != CUDA_SUCCESS)
+                        continue;
+                for (int dev = count; dev < GR_SIZE_DEVICES_MAX; dev++)
+                        if (list->device_mask >> dev & 1)
+                                gr_log(GR_LOG_WARN, "%s: there is no device %d, as the process sees %d",
+                                       gr_option_table[id].env, dev, count);
+        }
+}
+
 struct gr_device *gr_device_get(CUdevice dev)
 {
         struct gr_device *device;
@@ -53,6 +71,8 @@ struct gr_device *gr_device_get(CUdevice dev)
                         gr_unlock(&lock);
                         return NULL; /* its limits depend on its size: asked again at the next call */
                 }
+                if (!configured)
+                        check_devices();
                 gr_budget_set_limit(device, GR_LIMIT_HARD, limit_bytes(GR_OPTION_HARD_LIMIT, dev, total_bytes));
                 gr_budget_set_limit(device, GR_LIMIT_SOFT, limit_bytes(GR_OPTION_SOFT_LIMIT, dev, total_bytes));
                 gr_budget_set_limit(device, GR_LIMIT_THRESHOLD,

@@ -473,7 +473,8 @@ void gr_neighbour_retry(void)
 static void say_alone(struct member *member, const char *why)
 {
         if (member->group_limit == GR_UNLIMITED)
-                gr_log(GR_LOG_INFO, "device %d: other processes cannot be seen (%s)", member->device->ordinal, why);
+                gr_log(gr_options.region_dir.text[0] && gr_options.neighbour ? GR_LOG_WARN : GR_LOG_INFO,
+                       "device %d: other processes cannot be seen (%s)", member->device->ordinal, why);
         else
                 gr_log(GR_LOG_WARN,
                        "device %d: other processes cannot be seen (%s); the group's limit holds for this one alone",

@@ -319,7 +319,7 @@ static uint64_t turn_ns(void)
 /* GPURECLAIM_WAIT; where that is not set, the usual time, or one in which several others have had their turns. */
 static uint64_t wait_ns(uint64_t usual_ns)
 {
-        if (gr_options.from_env[GR_OPTION_WAIT])
+        if (gr_options.source[GR_OPTION_WAIT] != GR_FROM_DEFAULT)
                 return gr_options.wait;
         return turn_ns() ? gr_max(TURN_WAIT_NS, TURN_WAITS * gr_min(turn_ns(), INT64_MAX / 4 / TURN_WAITS)) : usual_ns;
 }
@@ -335,11 +335,13 @@ static void allow_sleep(uint64_t memory_bytes)
                                          .turn_ns = turn_ns(),
                                          .wait_ns = wait_ns(WAKE_NS)};
 
-        if (gr_options.sleep == GR_SLEEP_OFF && gr_options.from_env[GR_OPTION_SLEEP] && config.turn_ns)
+        if (gr_options.sleep == GR_SLEEP_OFF && gr_options.source[GR_OPTION_SLEEP] != GR_FROM_DEFAULT && config.turn_ns)
                 gr_log(GR_LOG_WARN, "GPURECLAIM_TURN: not with GPURECLAIM_SLEEP=off");
-        if (gr_options.sleep == GR_SLEEP_OFF && (gr_options.from_env[GR_OPTION_SLEEP] || !config.turn_ns))
+        if (gr_options.sleep == GR_SLEEP_OFF &&
+            (gr_options.source[GR_OPTION_SLEEP] != GR_FROM_DEFAULT || !config.turn_ns))
                 return;
-        if (gr_options.fill != GR_BYTE_NONE || gr_options.guard || gr_options.from_env[GR_OPTION_QUARANTINE])
+        if (gr_options.fill != GR_BYTE_NONE || gr_options.guard ||
+            gr_options.source[GR_OPTION_QUARANTINE] != GR_FROM_DEFAULT)
                 gr_log(GR_LOG_WARN, "GPURECLAIM_SLEEP: not with GPURECLAIM_FILL, GUARD or QUARANTINE");
         else if (!gr_options.neighbour)
                 gr_log(GR_LOG_WARN, "GPURECLAIM_SLEEP: not with GPURECLAIM_NEIGHBOUR=0, as no thread is there for it");
@@ -363,7 +365,7 @@ static void set_up(void)
                                     .graph_arena = gr_options.graph_arena,
                                     .decay_ns = gr_options.decay,
                                     .wait_ns = wait_ns(0),
-                                    .wait_for_others_only = !gr_options.from_env[GR_OPTION_WAIT],
+                                    .wait_for_others_only = gr_options.source[GR_OPTION_WAIT] == GR_FROM_DEFAULT,
                                     .proactive = gr_options.proactive,
                                     .malloc_trim = gr_options.malloc_trim};
         if (config.graph_arena == GR_GRAPH_SHARED && config.pool != GR_POOL_AUTO && config.pool != GR_POOL_SPLIT) {
@@ -397,6 +399,7 @@ static void set_up(void)
                 gr_core.served = gr_sleep_begin_turn;
         }
         owner = getpid();
+        gr_log(GR_LOG_INFO, "active: version %s, pool kind %s", GR_VERSION, gr_options_pool_words[gr_options.pool]);
 }
 
 GR_SET_UP_BY(set_up, in_child);

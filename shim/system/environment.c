@@ -1,24 +1,15 @@
-/* The options, from the environment. */
+/* The options of this process. */
 #include "system/environment.h"
 
 #include <limits.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/auxv.h>
 #include <unistd.h>
 
 #include "base/log.h"
-
-extern char **environ;
+#include "system/options_file.h"
 
 struct gr_options gr_options;
-
-/* A program with more rights than its caller (set-uid) must not obey the environment of the caller. */
-static const char *read_environment(const char *name)
-{
-        return secure_getenv(name);
-}
 
 static void log_warning(const char *message, void *arg)
 {
@@ -41,9 +32,7 @@ void gr_environment_make_absolute(struct gr_path *path)
 
 static void load_options(void)
 {
-        static char *nothing[] = {NULL};
-
-        gr_options_load(&gr_options, read_environment, getauxval(AT_SECURE) ? nothing : environ, log_warning, NULL);
+        gr_options_read(&gr_options, log_warning, NULL);
         gr_environment_make_absolute(&gr_options.region_dir);
         gr_log_set_level(gr_options.log);
 }

@@ -10,7 +10,7 @@ program=$1
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
 shown=("$folder/err")
-export LD_LIBRARY_PATH=$GR_TEST_SIM
+export LD_LIBRARY_PATH=$GR_TEST_SIM HOME=$folder
 
 # run [NAME=VALUE...]: the program must work; its stderr is in $folder/err.
 run() {
@@ -72,6 +72,53 @@ for name in HARD_LIMIT SOFT_LIMIT RELEASE_THRESHOLD; do
 done
 warns HARD_LIMTI=4GiB "did you mean GPURECLAIM_HARD_LIMIT?"
 warns NOTHING_LIKE_IT=1 ignored
+run GPURECLAIM_REGION_DIR=/proc/none
+grep -q 'warn: device 0: other processes cannot be seen (No such file or directory)' "$folder/err" ||
+        fail "a folder that is not there"
+
+# A limit for a device that is not there limits nothing.
+warns HARD_LIMIT=7=1GiB "there is no device 7, as the process sees 1"
+
+# The file: named, in XDG_CONFIG_HOME and in HOME; a variable comes first, and a file of all is none.
+mkdir -p "$folder/xdg/gpureclaim" "$folder/home/.config/gpureclaim"
+config=$folder/xdg/gpureclaim/config
+echo GPURECLAIM_POOL=x1 >"$config"
+echo GPURECLAIM_POOL=x2 >"$folder/home/.config/gpureclaim/config"
+echo GPURECLAIM_POOL=x3 >"$folder/named"
+# finds FILE VALUE [NAME=VALUE...]
+finds() {
+        run "${@:3}"
+        [ "$(wc -l <"$folder/err")" -eq 1 ] && grep -qF "warn: $1:1: GPURECLAIM_POOL=$2: not understood" "$folder/err" ||
+                fail "${*:3}: $1 is not read"
+}
+finds "$config" x1 XDG_CONFIG_HOME="$folder/xdg" HOME="$folder/home"
+finds "$folder/home/.config/gpureclaim/config" x2 -u XDG_CONFIG_HOME HOME="$folder/home"
+finds "$folder/home/.config/gpureclaim/config" x2 XDG_CONFIG_HOME=xdg HOME="$folder/home"
+finds "$folder/named" x3 XDG_CONFIG_HOME="$folder/xdg" GPURECLAIM_CONFIG="$folder/named"
+quiet XDG_CONFIG_HOME="$folder/xdg" GPURECLAIM_CONFIG=/dev/null
+quiet XDG_CONFIG_HOME="$folder" HOME="$folder"
+quiet -u HOME -u XDG_CONFIG_HOME
+# cannot_read FILE REASON
+cannot_read() {
+        run GPURECLAIM_CONFIG="$1"
+        grep -qF "warn: $1: no option is taken from this file: $2" "$folder/err" || fail "$1: not \"$2\""
+}
+cannot_read "$folder/none" "No such file or directory"
+head -c 20000 /dev/zero | tr '\0' '#' >"$folder/long"
+cannot_read "$folder/long" "File too large"
+cannot_read "$folder" "Is a directory"
+mkfifo "$folder/fifo"
+quiet GPURECLAIM_CONFIG="$folder/fifo"
+chmod o+w "$config"
+run XDG_CONFIG_HOME="$folder/xdg"
+grep -qF "$config: no option is taken from this file: it belongs to another user, or all may write" "$folder/err" ||
+        fail "a file that all may write to"
+run GPURECLAIM_POOL=x GPURECLAIM_CONFIG="$config"
+[ "$(wc -l <"$folder/err")" -eq 2 ] || fail "a bad variable and a bad file: $(wc -l <"$folder/err") lines"
+echo GPURECLAIM_HARD_LIMIT=4MiB >"$config"
+timeout 20 env GPURECLAIM_CONFIG="$config" "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain >"$folder/out" 2>"$folder/err"
+[ $? -eq 99 ] && grep -q 'the hard limit is 4.000 MiB' "$folder/err" || fail "the limit of the file does not hold"
+quiet GPURECLAIM_CONFIG="$config" GPURECLAIM_HARD_LIMIT=none
 
 # Two of them are two lines.
 run GPURECLAIM_POOL=x GPURECLAIM_STATS=y
@@ -81,7 +128,7 @@ for value in 1GiB 1024MiB 1e0GiB 1gib '1 GiB' '50%' '0=1GiB,1=25%' none NONE ' 1
         run "GPURECLAIM_HARD_LIMIT=$value"
         [ ! -s "$folder/err" ] || printf 'not a size here: "%s"\n' "$value"
 done
-quiet GPURECLAIM_HARD_LIMIT=1GiB GPURECLAIM_SOFT_LIMIT='50%' GPURECLAIM_RELEASE_THRESHOLD=0=64MiB,1=1GiB
+quiet GRSIM_DEVICES=2 GPURECLAIM_HARD_LIMIT=1GiB GPURECLAIM_SOFT_LIMIT='50%' GPURECLAIM_RELEASE_THRESHOLD=0=64MiB,1=1GiB
 quiet GPURECLAIM_HARD_LIMIT= GPURECLAIM_SOFT_LIMIT= GPURECLAIM_RELEASE_THRESHOLD= GPURECLAIM_REUSE= GPURECLAIM_POOL= \
         GPURECLAIM_STATS= GPURECLAIM_STATS_FILE= GPURECLAIM_LOG=
 for mode in auto barrier poll sync BARRIER; do

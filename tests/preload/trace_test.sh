@@ -61,7 +61,7 @@ allocations=$(count allocate) frees=$(count free)
         fail "killed in the middle: $allocations allocations, $frees frees"
 
 # What is refused is told, and which rungs were climbed for it.
-run env GPURECLAIM_HARD_LIMIT=4096 GPURECLAIM_LOG=silent "$traced" killed
+run env GPURECLAIM_HARD_LIMIT=0.0001% GPURECLAIM_LOG=silent "$traced" killed
 is "refused: exit status" 99 $status
 "$command" report trace >said
 grep -q 'of 0 allocations; 1 were refused' said && grep -q 'ladder, trim: 1 times' said || fail "refused: $(cat said)"

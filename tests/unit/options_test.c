@@ -42,12 +42,11 @@ static void warn(const char *message, void *arg)
                                                                                                                        \
                 memcpy(test_env, entries, sizeof(entries));                                                            \
                 warning_count = 0;                                                                                     \
-                GR_CHECK_EQ(gr_options_load(&options, get, test_env, warn, &options), 0);                              \
+                GR_CHECK_EQ(gr_options_load(&options, get, test_env, NULL, warn, &options), 0);                        \
         } while (0)
 
-static void check_defaults(void)
+static void check_values(void)
 {
-        int id;
 
         GR_CHECK(gr_size_resolve(&options.hard_limit, 0, GIB, NULL) == GR_SIZE_NONE);
         GR_CHECK(gr_size_resolve(&options.soft_limit, 0, GIB, NULL) == GR_SIZE_NONE);
@@ -57,8 +56,15 @@ static void check_defaults(void)
         GR_CHECK(!options.stats);
         GR_CHECK_STR(options.stats_file.text, "");
         GR_CHECK_EQ(options.log, GR_LOG_WARN);
-        for (id = 0; id < GR_OPTION_COUNT; id++)
-                GR_CHECK(!options.from_env[id]);
+        for (int id = 0; id < GR_OPTION_COUNT; id++)
+                GR_CHECK_EQ(options.source[id], GR_FROM_DEFAULT);
+}
+
+static void check_defaults(void)
+{
+        check_values();
+        for (int id = 0; id < GR_OPTION_COUNT; id++)
+                GR_CHECK(!options.bad[id]);
 }
 
 static void test_defaults(void)
@@ -68,8 +74,8 @@ static void test_defaults(void)
         LOAD("PATH=/bin", "GPURECLAIM_HARD_LIMIT=", "GPURECLAIM_LOG=");
         GR_CHECK_EQ(warning_count, 0);
         check_defaults();
-        GR_CHECK_EQ(gr_options_load(NULL, get, NULL, NULL, NULL), -EINVAL);
-        GR_CHECK_EQ(gr_options_load(&options, NULL, NULL, NULL, NULL), -EINVAL);
+        GR_CHECK_EQ(gr_options_load(NULL, get, NULL, NULL, NULL, NULL), -EINVAL);
+        GR_CHECK_EQ(gr_options_load(&options, NULL, NULL, NULL, NULL, NULL), -EINVAL);
 }
 
 static void test_table(void)
@@ -116,9 +122,9 @@ static void test_values(void)
         GR_CHECK_STR(options.stats_file.text, "/tmp/s.%p");
         GR_CHECK_EQ(options.log, GR_LOG_DEBUG);
         GR_CHECK_STR(options.group.text, "g"); /* and nothing of the longer default */
-        GR_CHECK(options.from_env[GR_OPTION_HARD_LIMIT] && options.from_env[GR_OPTION_LOG]);
+        GR_CHECK(options.source[GR_OPTION_HARD_LIMIT] == GR_FROM_ENVIRONMENT);
         LOAD("GPURECLAIM_STATS=off");
-        GR_CHECK(!options.stats && options.from_env[GR_OPTION_STATS]);
+        GR_CHECK(!options.stats && options.source[GR_OPTION_STATS] == GR_FROM_ENVIRONMENT);
 }
 
 /* Each bad value: one warning that names variable, value and what is used instead; the default stays. */
@@ -129,6 +135,8 @@ static void test_bad_values(void)
                 "GPURECLAIM_HARD_LIMIT=-4GiB",
                 "GPURECLAIM_HARD_LIMIT=0",
                 "GPURECLAIM_HARD_LIMIT=0%",
+                "GPURECLAIM_HARD_LIMIT=8",
+                "GPURECLAIM_GROUP_LIMIT=2097151",
                 "GPURECLAIM_HARD_LIMIT=4GiB,1=0",
                 "GPURECLAIM_HARD_LIMIT=9223372036854775808",
                 "GPURECLAIM_PINNED_CACHE=0=8GiB",
@@ -151,7 +159,7 @@ static void test_bad_values(void)
                 GR_CHECK_EQ(warning_count, 1);
                 GR_CHECK(strncmp(warnings[0], bad[i], strlen(bad[i])) == 0);
                 GR_CHECK(strstr(warnings[0], "using the default, ") != NULL);
-                check_defaults();
+                check_values();
         }
         GR_CHECK_STR(warnings[0],
                      "GPURECLAIM_LOG=warning: not understood (expected silent|error|warn|info|debug); using "
@@ -162,7 +170,7 @@ static void test_bad_values(void)
         LOAD(long_value);
         GR_CHECK_EQ(warning_count, 1);
         GR_CHECK(strstr(warnings[0], "ppp...: too long") != NULL);
-        check_defaults();
+        check_values();
         memset(long_value, 'p', sizeof(long_value));
         memcpy(long_value, "GPURECLAIM_GROUP=", strlen("GPURECLAIM_GROUP="));
         long_value[strlen("GPURECLAIM_GROUP=") + sizeof(options.group.text) - 1] = '\0';
@@ -173,10 +181,10 @@ static void test_bad_values(void)
         LOAD(long_value);
         GR_CHECK_EQ(warning_count, 1);
         GR_CHECK(strstr(warnings[0], ": too long") != NULL);
-        check_defaults();
+        check_values();
         /* Without anyone to warn, quietly. */
-        GR_CHECK_EQ(gr_options_load(&options, get, test_env, NULL, NULL), 0);
-        check_defaults();
+        GR_CHECK_EQ(gr_options_load(&options, get, test_env, NULL, NULL, NULL), 0);
+        check_values();
 }
 
 /* A value of every bad kind at once: the good ones still count, and the level is known when the first warning comes. */
@@ -198,6 +206,59 @@ static void test_unknown(void)
         GR_CHECK_STR(warnings[2], "unknown variable GPURECLAIM_XYZZY ignored");
         GR_CHECK(strstr(warnings[3], "did you mean GPURECLAIM_HARD_LIMIT?") != NULL);
         check_defaults();
+}
+
+static struct gr_options_file file = {.path = "/f"};
+
+#define LOAD_FILE(contents, ...)                                                                                       \
+        do {                                                                                                           \
+                const char *const entries[] = {__VA_ARGS__, NULL};                                                     \
+                                                                                                                       \
+                memcpy(test_env, entries, sizeof(entries));                                                            \
+                warning_count = 0;                                                                                     \
+                strcpy(file.text, contents);                                                                           \
+                GR_CHECK_EQ(gr_options_load(&options, get, test_env, &file, warn, &options), 0);                       \
+                GR_CHECK_STR(file.text, contents);                                                                     \
+        } while (0)
+
+static void test_file(void)
+{
+        LOAD_FILE("# first\n\n \tGPURECLAIM_HARD_LIMIT = 4GiB \r\nGPURECLAIM_POOL=bins\nGPURECLAIM_POOL=split\n"
+                  "GPURECLAIM_STATS=\nGPURECLAIM_TRACE=a=b c",
+                  "GPURECLAIM_HARD_LIMIT=2GiB", "GPURECLAIM_LOG=");
+        GR_CHECK_EQ(warning_count, 0);
+        GR_CHECK_EQ(gr_size_resolve(&options.hard_limit, 0, 80 * GIB, NULL), 2 * GIB);
+        GR_CHECK_EQ(options.source[GR_OPTION_HARD_LIMIT], GR_FROM_ENVIRONMENT);
+        GR_CHECK_EQ(options.pool, GR_POOL_SPLIT);
+        GR_CHECK_EQ(options.source[GR_OPTION_POOL], GR_FROM_FILE);
+        GR_CHECK_EQ(options.source[GR_OPTION_STATS], GR_FROM_DEFAULT);
+        GR_CHECK_STR(options.trace.text, "a=b c");
+        GR_CHECK_STR(options.config.text, "/f");
+        /* What is wrong in the file, and in a variable that the file has as well. */
+        LOAD_FILE("GPURECLAIM_HARD_LIMIT=4GiB\nGPURECLAIM_POOL=binz\nHARD_LIMIT=1\nGPURECLAIM_HARDLIMIT=1\nxyzzy\n"
+                  "GPURECLAIM_CONFIG=/g\nGPURECLAIM_STATS=2\n",
+                  "GPURECLAIM_HARD_LIMIT=4XiB", "GPURECLAIM_STATS=1");
+        GR_CHECK_EQ(warning_count, 7);
+        GR_CHECK(strstr(warnings[0], "GPURECLAIM_HARD_LIMIT=4XiB: not understood (") == warnings[0]);
+        GR_CHECK(strstr(warnings[0], "; using 4.000 GiB, from the file") != NULL);
+        GR_CHECK_STR(warnings[1],
+                     "/f:2: GPURECLAIM_POOL=binz: not understood (expected bins|split|auto|none); using the default, "
+                     "auto");
+        GR_CHECK_STR(warnings[2], "/f:3: unknown option HARD_LIMIT ignored; did you mean GPURECLAIM_HARD_LIMIT?");
+        GR_CHECK_STR(warnings[3],
+                     "/f:4: unknown option GPURECLAIM_HARDLIMIT ignored; did you mean GPURECLAIM_HARD_LIMIT?");
+        GR_CHECK_STR(warnings[4], "/f:5: not understood (expected NAME=VALUE)");
+        GR_CHECK_STR(warnings[5], "/f:6: GPURECLAIM_CONFIG ignored: a file names no other");
+        GR_CHECK_STR(warnings[6],
+                     "/f:7: GPURECLAIM_STATS=2: not understood (expected 0|1); using 1, from the environment");
+        GR_CHECK(options.bad[GR_OPTION_HARD_LIMIT] && options.bad[GR_OPTION_POOL] && !options.bad[GR_OPTION_STATS]);
+        GR_CHECK_STR(options.config.text, "/f");
+        file.error = -EACCES;
+        LOAD_FILE("GPURECLAIM_POOL=bins", "GPURECLAIM_LOG=error");
+        GR_CHECK_EQ(warning_count, 1);
+        GR_CHECK_STR(warnings[0], "/f: no option is taken from this file: Permission denied");
+        GR_CHECK_EQ(options.pool, GR_POOL_AUTO);
+        file.error = 0;
 }
 
 static void test_resolve(void)
@@ -367,6 +428,7 @@ int main(void)
         test_bad_values();
         test_mixed();
         test_unknown();
+        test_file();
         test_resolve();
         test_numbers();
         test_word_or_time();
