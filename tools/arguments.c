@@ -22,27 +22,45 @@ static const struct flag {
 
 _Static_assert(FLAGS + GR_OPTION_COUNT <= GR_FLAGS_MOST, "struct arguments has room for all flags");
 
-/* What getopt_long returns for --help, and for flag i of the table or of the options: above all characters. */
-#define HELP     256
-#define PLACE(i) (HELP + 1 + (int)(i))
+/*
+ * What getopt_long returns for --help, for flag i of the table or of the options, and for its --no-: above all
+ * characters.
+ */
+#define HELP       256
+#define PLACE(i)   (HELP + 1 + (int)(i))
+#define NEGATED(i) (PLACE(GR_FLAGS_MOST) + (int)(i))
+#define MOST_KNOWN (2 * GR_FLAGS_MOST + 2) /* --help, each flag and its --no-, and the end */
+
+/* Adds flag i, and --no-NAME where it is a switch. Returns how many were added. */
+static size_t add_flag(struct option *ret, const char *name, int takes, size_t i)
+{
+        static char negated[GR_FLAGS_MOST][40];
+
+        ret[0] = (struct option){name, takes, NULL, PLACE(i)};
+        if (takes == required_argument)
+                return 1;
+        snprintf(negated[i], sizeof(negated[i]), "no-%s", name);
+        ret[1] = (struct option){negated[i], no_argument, NULL, NEGATED(i)};
+        return 2;
+}
 
 /* Fills ret, ended by zeroes, with what a command takes. Returns how many. */
-static size_t list_flags(const char *command, bool hidden, struct option ret[GR_FLAGS_MOST + 2])
+static size_t list_flags(const char *command, bool hidden, struct option ret[MOST_KNOWN])
 {
         size_t count = 0;
 
         ret[count++] = (struct option){"help", no_argument, NULL, HELP};
         for (size_t i = 0; i < FLAGS; i++)
                 if (strcmp(flags[i].command, command) == 0 && (hidden || flags[i].help))
-                        ret[count++] = (struct option){flags[i].name, flags[i].value ? required_argument : no_argument,
-                                                       NULL, PLACE(i)};
+                        count += add_flag(ret + count, flags[i].name, flags[i].value ? required_argument : no_argument,
+                                          i);
         for (size_t i = 0; strcmp(command, "run") == 0 && i < GR_OPTION_COUNT; i++) {
                 const struct gr_option *option = &gr_option_table[i];
 
                 if (option->flag)
-                        ret[count++] = (struct option){
-                                option->flag + 2, option->kind == GR_KIND_BOOL ? optional_argument : required_argument,
-                                NULL, PLACE(FLAGS + i)};
+                        count += add_flag(ret + count, option->flag + 2,
+                                          option->kind == GR_KIND_BOOL ? optional_argument : required_argument,
+                                          FLAGS + i);
         }
         ret[count] = (struct option){0};
         return count;
@@ -50,16 +68,23 @@ static size_t list_flags(const char *command, bool hidden, struct option ret[GR_
 
 static int unknown_flag(const char *command, const char *flag)
 {
-        struct option known[GR_FLAGS_MOST + 2];
-        const char *names[GR_FLAGS_MOST + 2], *nearest;
-        size_t count = list_flags(command, false, known);
-        char name[64];
+        struct option known[MOST_KNOWN];
+        const char *names[MOST_KNOWN], *nearest;
+        size_t count = list_flags(command, false, known), length;
+        char name[64], possible[256] = "";
 
         for (size_t i = 0; i < count; i++)
                 names[i] = known[i].name;
         snprintf(name, sizeof(name), "%.*s", (int)strcspn(flag, "="), flag);
+        length = strlen(name);
+        for (size_t i = 0; length > 2 && i < count; i++)
+                if (strncmp(name + 2, known[i].name, length - 2) == 0)
+                        snprintf(possible + strlen(possible), sizeof(possible) - strlen(possible), "%s--%s",
+                                 *possible ? ", " : "", known[i].name);
         nearest = gr_options_nearest(name + strspn(name, "-"), names, count);
-        if (nearest)
+        if (*possible)
+                complain("%s: unknown flag %s; it could be one of %s", command, name, possible);
+        else if (nearest)
                 complain("%s: unknown flag %s; did you mean --%s?", command, name, nearest);
         else
                 complain("%s: unknown flag %s; see gpureclaim help %s", command, name, command);
@@ -85,7 +110,7 @@ static int place_of_o(const char *command)
 
 int read_arguments(const char *command, enum rest rest, int argc, char **argv, struct arguments *ret)
 {
-        struct option known[GR_FLAGS_MOST + 2];
+        struct option known[MOST_KNOWN];
         int place, o = place_of_o(command);
         /* Where a program follows the flags, all words from the first one that is no flag are the program's ("+"). */
         const char *letters = (o ? "+:ho:" : "+:h") + (rest != REST_PROGRAM);
@@ -114,7 +139,10 @@ int read_arguments(const char *command, enum rest rest, int argc, char **argv, s
                 /* A negative number is a bad value rather than a missing one. */
                 if (optarg && strncmp(optarg, "--", 2) == 0 && optarg == argv[optind - 1])
                         return missing_value(command, known, place);
-                ret->values[place - PLACE(0)] = optarg ? optarg : "1";
+                if (place >= NEGATED(0)) /* an option of the library is set to 0, a flag of the command is not given */
+                        ret->values[place - NEGATED(0)] = place - NEGATED(0) >= (int)FLAGS ? "0" : NULL;
+                else
+                        ret->values[place - PLACE(0)] = optarg ? optarg : "1";
         }
         ret->rest = argv + optind;
         ret->count = argc - optind;
@@ -196,19 +224,27 @@ static const char *value_name(const struct gr_option *option, char *buf, size_t 
         return "";
 }
 
+static void print_group(const char *group)
+{
+        char title[32];
+
+        snprintf(title, sizeof(title), "%c%s:", group[0] - 'a' + 'A', group + 1);
+        printf("\n%s\n", heading(title));
+}
+
 static void print_options(void)
 {
         const char *group = "";
         char values[128];
 
-        printf("\nFlags that set an option, with its variable of the environment:\n");
+        printf("\n%s\n", heading("Flags that set an option, with its variable; --no-NAME is --NAME=0:"));
         for (size_t i = 0; i < GR_OPTION_COUNT; i++) {
                 const struct gr_option *option = &gr_option_table[i];
 
                 if (!option->flag)
                         continue;
                 if (strcmp(group, option->group) != 0)
-                        printf("\n%c%s:\n", option->group[0] - 'a' + 'A', option->group + 1);
+                        print_group(option->group);
                 group = option->group;
                 printf("  %s%s  (%s)\n", option->flag, value_name(option, values, sizeof(values)), option->env);
                 print_wrapped(option->help);
@@ -221,7 +257,7 @@ static void print_options(void)
 
 void print_flags(const char *command)
 {
-        printf("\nFlags:\n");
+        printf("\n%s\n", heading("Flags:"));
         for (size_t i = 0; i < FLAGS; i++)
                 if (strcmp(flags[i].command, command) == 0 && flags[i].help)
                         print_flag(flags[i].name, flags[i].value, flags[i].help);

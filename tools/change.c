@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/ladder_rungs.h"
+#include "base/options.h"
 #include "base/size.h"
 #include "command.h"
 #include "gpus.h"
@@ -54,8 +55,8 @@ static int change_one(const char *command, struct gpu *gpu, struct gr_member *me
 
         if (!size_argument(command, text, member->figures[GR_FIGURE_device_total], &bytes))
                 return STATUS_USAGE;
-        if (limit && bytes == 0) {
-                complain("limit: %s: out of range (above 0)", text);
+        if (limit && bytes < (uint64_t)gr_option_table[GR_OPTION_HARD_LIMIT].min) {
+                complain("limit: %s: out of range (from 2MiB)", text);
                 return STATUS_USAGE;
         }
         request.new_limit = request.new_threshold = bytes;

@@ -3,10 +3,26 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/options.h"
 #include "command.h"
 #include "paths.h"
+#include "system/options_file.h"
+
+/* Whether the program could write this file. False: errno says why not. */
+static bool can_be_written(const char *path)
+{
+        char folder[PATH_MAX];
+        const char *slash = strrchr(path, '/');
+
+        if (access(path, W_OK) == 0)
+                return true;
+        if (errno != ENOENT)
+                return false;
+        snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
+        return access(folder, W_OK | X_OK) == 0;
+}
 
 /* Any field of struct gr_options: values are only checked here, the library parses them for itself. */
 static int check_value(const struct gr_option *option, const char *text)
@@ -16,8 +32,12 @@ static int check_value(const struct gr_option *option, const char *text)
         int rc;
 
         rc = gr_option_parse(option, text, (char *)&scratch + option->offset);
-        if (rc == 0)
+        if (rc == 0 && (option->kind != GR_KIND_PATH || can_be_written(text)))
                 return EXIT_SUCCESS;
+        if (rc == 0) {
+                complain("run: %s %s: %s", option->flag, text, strerror(errno));
+                return STATUS_USAGE;
+        }
         complain("run: %s %s: %s (expected %s)", option->flag, text, gr_option_reason(rc),
                  gr_option_values(option, values, sizeof(values)));
         return STATUS_USAGE;
@@ -56,18 +76,38 @@ static int prepare_variable(const char *command, const char *variable, const cha
         return STATUS_NO_LIBRARY;
 }
 
+/* The library must let a program run whatever is set wrong. This command need not, and so a limit holds or it fails. */
+static int check_limits(const char *command, struct gr_options *options)
+{
+        int rc = gr_options_read(options, NULL, NULL);
+
+        if (rc == 0 && !options->bad[GR_OPTION_HARD_LIMIT] && !options->bad[GR_OPTION_GROUP_LIMIT] &&
+            !options->bad[GR_OPTION_PINNED_LIMIT])
+                return EXIT_SUCCESS;
+        gr_options_read(options, complain_of_option, NULL);
+        complain("%s: not started, as a limit would not hold%s", command,
+                 rc ? "; GPURECLAIM_CONFIG=/dev/null is no file" : "");
+        return STATUS_USAGE;
+}
+
 int set_preload(const struct arguments *arguments)
 {
         const char *command = arguments->command;
         char library[PATH_MAX], sim_dir[PATH_MAX];
-        int status;
+        static struct gr_options options;
+        int status = check_limits(command, &options);
 
+        if (status != EXIT_SUCCESS)
+                return status;
         if (find_library(library, sizeof(library)) < 0) {
                 complain("%s: libgpureclaim.so is neither beside this program nor in %s", command, GR_LIBDIR);
                 return STATUS_NO_LIBRARY;
         }
         status = prepare_variable(command, "LD_PRELOAD", library);
-        if (status != EXIT_SUCCESS || !flag_value(arguments, "sim"))
+        if (status != EXIT_SUCCESS)
+                return status;
+        say_if_not_loadable(command, arguments->rest[0]);
+        if (!flag_value(arguments, "sim"))
                 return status;
         if (find_sim_dir(sim_dir, sizeof(sim_dir)) < 0) {
                 complain("%s: the simulated device is neither beside this program nor in %s/gpureclaim/sim", command,
@@ -77,11 +117,33 @@ int set_preload(const struct arguments *arguments)
         return prepare_variable(command, "LD_LIBRARY_PATH", sim_dir);
 }
 
+/* What the program is started with. The library adds that it is active, at the first use of CUDA. */
+static void say_settings(void)
+{
+        static struct gr_options options;
+        static const char *const variables[] = {"LD_PRELOAD", "PYTHONPATH", "LD_LIBRARY_PATH"};
+        char text[GR_OPTION_TEXT_BYTES];
+
+        gr_options_read(&options, NULL, NULL);
+        for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
+                if (getenv(variables[i]))
+                        complain("run: %s=%s", variables[i], getenv(variables[i]));
+        for (enum gr_option_id id = 0; id < GR_OPTION_COUNT; id++)
+                if (options.source[id] != GR_FROM_DEFAULT)
+                        complain("run: %s=%s (%s)", gr_option_table[id].env,
+                                 gr_option_format(&options, id, text, sizeof(text)),
+                                 gr_options_source_words[options.source[id]]);
+        if (options.log < GR_LOG_INFO)
+                setenv(gr_option_table[GR_OPTION_LOG].env, "info", 1);
+}
+
 int command_run(const struct arguments *arguments)
 {
         int status = set_variables(arguments);
 
         if (status == EXIT_SUCCESS)
                 status = set_preload(arguments);
+        if (status == EXIT_SUCCESS && flag_value(arguments, "verbose"))
+                say_settings();
         return status == EXIT_SUCCESS ? become("run", arguments->rest) : status;
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/ladder_rungs.h"
+#include "base/options.h"
 #include "base/size.h"
 #include "command.h"
 #include "gpus.h"
@@ -171,7 +172,8 @@ static void act_on_key(int key)
                          "Hard limit of %u (such as 4GiB, 50%%, none):", row->member->identity.pid);
                 if (!prompt_user(question, text, sizeof(text)))
                         return;
-                if (size_parse(text, row->member->figures[GR_FIGURE_device_total], &bytes) != 0 || bytes == 0) {
+                if (size_parse(text, row->member->figures[GR_FIGURE_device_total], &bytes) != 0 ||
+                    bytes < (uint64_t)gr_option_table[GR_OPTION_HARD_LIMIT].min) {
                         snprintf(view.note, sizeof(view.note), "%s: not a size", text);
                         return;
                 }

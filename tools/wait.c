@@ -61,6 +61,7 @@ int command_wait(const struct arguments *arguments)
         char uuid[37];
         uint64_t have, timeout_ns = UINT64_MAX, begin = gr_platform_now_ns();
         struct gr_size want;
+        bool known;
 
         if (!free_text) {
                 complain("wait: needs --free SIZE");
@@ -85,15 +86,17 @@ int command_wait(const struct arguments *arguments)
         }
         if (!gpu)
                 gpu = first_gpu();
-        while (find_room(gpu, &have) && have < want.bytes) {
+        while ((known = find_room(gpu, &have)) && have < want.bytes) {
                 if (gr_platform_now_ns() - begin >= timeout_ns) {
                         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
 
                         complain("wait: the time is up, and only %s of %s are free or cached",
                                  gr_size_format(have, a, sizeof(a)), gr_size_format(want.bytes, b, sizeof(b)));
-                        return EXIT_FAILURE;
+                        return STATUS_TIME_IS_UP;
                 }
                 usleep(PAUSE_US);
         }
+        if (!known)
+                complain("wait: it is not known what is free on GPU %s: starts at once", gpu);
         return become("wait", arguments->rest);
 }

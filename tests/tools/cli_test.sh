@@ -20,6 +20,7 @@ unset LD_PRELOAD LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES FAKE_DRIVER
 # The command is instrumented in a sanitizer build, the stand-in before it is not.
 export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}verify_asan_link_order=0
 for name in $(compgen -e GPURECLAIM_); do unset "$name"; done
+export XDG_CONFIG_HOME=$tree/config
 
 # want STATUS COMMAND...: runs it into $out and $err.
 want() {
@@ -101,6 +102,11 @@ mistake 2 "--limit needs a value" "$tool" run --limit -- true
 mistake 2 "--limit 4XiB: not understood (expected size" "$tool" run --limit 4XiB -- true
 mistake 2 "--limit -4GiB: out of range" "$tool" run --limit -4GiB -- true
 mistake 2 "--limit 0: out of range" "$tool" run --limit=0 -- true
+mistake 2 "--limit 8: out of range (expected size from 2MiB" "$tool" run --limit=8 -- true
+mistake 2 "unknown flag --lim; it could be one of --limit, --limit-includes" "$tool" run --lim 1GiB -- true
+mistake 2 "--no-stats=1: takes no value" "$tool" run --no-stats=1 -- true
+mistake 2 "unknown flag --no-limit" "$tool" run --no-limit -- true
+mistake 2 "--stats-file $tree/none/x: No such file" "$tool" run --stats-file "$tree/none/x" -- true
 mistake 2 "--limit : not understood" "$tool" run --limit= -- true
 mistake 2 "--reuse fast: not understood (expected auto|barrier|poll|sync)" "$tool" run --reuse fast -- true
 mistake 2 "--stats 2: not understood" "$tool" run --stats=2 -- true
@@ -141,6 +147,7 @@ unset GPURECLAIM_REGION_DIR
 mistake 2 "did you mean --json?" "$tool" options --jsn
 mistake 2 "takes flags only" "$tool" options json
 mistake 2 "exclude each other" "$tool" options --json --markdown
+mistake 2 "exclude each other" "$tool" options --json --config
 mistake 2 "did you mean --symbols?" "$tool" doctor --smybols
 mistake 2 "takes one command only" "$tool" help run run
 mistake 127 "/nonexistent/app: No such file" "$tool" run -- /nonexistent/app
@@ -177,6 +184,106 @@ has "$out" "GPURECLAIM_HARD_LIMIT=4GiB"
 has "$out" "GPURECLAIM_LOG=info"
 want 0 "$tool" run --stats=0 -- env
 has "$out" "GPURECLAIM_STATS=0"
+want 0 "$tool" run --stats --no-stats --no-proactive -- env
+has "$out" "GPURECLAIM_STATS=0"
+has "$out" "GPURECLAIM_PROACTIVE=0"
+want 0 "$tool" run --sim --no-sim -- env
+[[ $out == *LD_LIBRARY_PATH* ]] && is "--sim --no-sim" "no simulated device"
+want 0 "$tool" run --limit 4GiB --verbose -- printenv GPURECLAIM_LOG
+is "$out" info
+has "$err" "gpureclaim: run: LD_PRELOAD=$shim"
+has "$err" "gpureclaim: run: GPURECLAIM_HARD_LIMIT=4.000 GiB (environment)"
+want 0 "$tool" run --verbose --log debug -- printenv GPURECLAIM_LOG
+is "$out" debug
+
+# A limit that cannot be read, in a variable or in the file: nothing is started.
+for command in run record; do
+        for limit in HARD_LIMIT GROUP_LIMIT PINNED_LIMIT; do
+                want 2 env GPURECLAIM_$limit=4XB "$tool" $command -- echo started
+                is "$out" ""
+                has "$err" "GPURECLAIM_$limit=4XB: not understood"
+                has "$err" "gpureclaim: $command: not started, as a limit would not hold"
+        done
+done
+want 0 env GPURECLAIM_SOFT_LIMIT=4XB "$tool" run -- echo started
+mkdir -p "$tree/config/gpureclaim"
+config=$tree/config/gpureclaim/config
+echo GPURECLAIM_HARD_LIMIT=4XB >"$config"
+want 2 "$tool" run -- echo started
+has "$err" "$config:1: GPURECLAIM_HARD_LIMIT=4XB: not understood"
+want 0 "$tool" run --limit 4GiB -- echo started
+want 0 env GPURECLAIM_CONFIG=/dev/null "$tool" run -- echo started
+want 2 env GPURECLAIM_CONFIG="$tree/nothing" "$tool" run -- echo started
+has "$err" "$tree/nothing: no option is taken from this file: No such file"
+has "$err" "GPURECLAIM_CONFIG=/dev/null is no file"
+echo GPURECLAIM_HARD_LIMIT=3GiB >"$config"
+want 0 "$tool" run -- env
+[[ $out == *GPURECLAIM_* ]] && is "$out" "no variable of the file: the library reads it"
+want 0 "$tool" options
+has "$out" "GPURECLAIM_HARD_LIMIT * 3.000 GiB * (file)"
+has "$out" "GPURECLAIM_CONFIG * $config (default)"
+want 0 "$tool" options --json
+has "$out" '"variable": "GPURECLAIM_HARD_LIMIT", "source": "file"'
+# What it prints as a file is one, with each value the default.
+"$tool" options --config | sed 's/^#GPU/GPU/' >"$config"
+want 0 "$tool" options
+is "$err" ""
+is "$(grep -c '(file)' <<<"$out")" "$(grep -c '^GPU.*=.' "$config")"
+is "$(grep -c ^GPU "$config")" "$(($(wc -l <<<"$out") - 1))"
+rm -r "$tree/config"
+
+# Programs that the library cannot be loaded into, by what the head of the file says.
+elf() { # FILE LOADER CLASS: a program of this processor with this loader, or none
+        head -c 64 /bin/true >"$1"
+        python3 - "$1" "$2" "$3" <<'PY'
+import struct, sys
+name, loader, bits = sys.argv[1:]
+data = bytearray(open(name, "rb").read())
+data[4] = int(bits)
+data[32:40] = struct.pack("<Q", 64)
+data[54:58] = struct.pack("<HH", 56, 1)
+part = struct.pack("<IIQQQQQQ", 3 if loader else 1, 4, 120, 0, 0, len(loader) + 1, len(loader) + 1, 1)
+open(name, "wb").write(data + part + loader.encode() + b"\0")
+PY
+        chmod +x "$1"
+}
+# warns_of PROGRAM TEXT: the warning, before the attempt to run it
+warns_of() {
+        "$tool" run -- "$1" >"$tree/out" 2>"$tree/err"
+        err=$(cat "$tree/err") what="run $1"
+        has "$err" "gpureclaim: run: warning: gpureclaim has no effect in $2"
+}
+if command -v python3 >/dev/null; then
+        elf "$tree/static" "" 2
+        elf "$tree/musl" /lib/ld-musl-x86_64.so.1 2
+        elf "$tree/other" /lib/ld-linux.so.2 1
+        warns_of "$tree/static" "$tree/static itself: it is linked statically"
+        warns_of "$tree/musl" "$tree/musl itself: it uses the C library musl"
+        warns_of "$tree/other" "$tree/other itself: it is for another kind of processor"
+        printf '#!/usr/bin/env -S A=b %s\n' "$tree/static" >"$tree/script" && chmod +x "$tree/script"
+        warns_of "$tree/script" "$tree/static itself: it is linked statically"
+        (cd "$tree" && PATH=:$PATH && warns_of static "static itself: it is linked statically") || failed=1
+fi
+if [ "$(id -u)" -eq 0 ] && cp /bin/true "$tree/setuid" && chown 65534 "$tree/setuid" && chmod 4755 "$tree/setuid"; then
+        warns_of "$tree/setuid" "$tree/setuid itself: it has more rights than its caller"
+fi
+want 0 "$tool" run -- true
+is "$err" ""
+
+# Colours: only for a terminal that knows them.
+if command -v script >/dev/null; then
+        bold=$'\e[1m'
+        # coloured WANTED [NAME=VALUE...]: whether what a terminal gets is coloured
+        coloured() {
+                local got=no
+                [[ $(env "${@:2}" script -qec "$tool help run; $tool rnu" /dev/null </dev/null) == *"$bold"* ]] && got=yes
+                is "colours with ${*:2}: $got" "colours with ${*:2}: $1"
+        }
+        coloured yes TERM=xterm NO_COLOR=
+        coloured no TERM=xterm NO_COLOR=1
+        coloured no TERM=dumb NO_COLOR=
+        coloured no -u TERM NO_COLOR=
+fi
 want 0 env LD_PRELOAD="$tree/lib/libgpureclaim.so" "$tool" run -- printenv LD_PRELOAD
 is "$out" "$shim"
 cp "$shim" "$tree/lib/other.so"

@@ -134,13 +134,13 @@ def what_is_not_ours(scene):
         wrong = scene.run("wait", "--free", "1MiB", "--gpu", device, "--", "echo", "started", **nvml)
         scene.check(wrong[:2] == (2, "") and f"--gpu {device}: no such GPU" in wrong[2], f"no such device: {wrong}")
     late = scene.run("wait", "--free", "725MiB", "--timeout", "0", "--", "true", **nvml)
-    scene.check(late[0] == 1 and "the time is up" in late[2], f"wait beyond it: {late}")
+    scene.check(late[0] == 124 and "the time is up" in late[2], f"wait beyond it: {late}")
     process.end()
     keeper = scene.start(GPURECLAIM_NEIGHBOUR="0")
     keeper.ask("alloc", 0, 100)
     keeper.ask("free")
     late = scene.run("wait", "--free", "725MiB", "--timeout", "0", "--", "true", **nvml)
-    scene.check(late[0] == 1, "one that is switched off is not counted")
+    scene.check(late[0] == 124, "one that is switched off is not counted")
     scene.check(status(scene) == [], f"one that is switched off is not seen: {status(scene)}")
     keeper.end()
     # One that looks itself says it to those who cannot.
@@ -169,13 +169,13 @@ def which_gpu(scene):
     def fits(*flags, **environment):
         return scene.run("wait", "--free", "500MiB", "--timeout", "0", *flags, "--", "true", **nvml, **environment)[0]
 
-    scene.check(fits() == 1, "the first one is full")
+    scene.check(fits() == 124, "the first one is full")
     scene.check(fits("--gpu", "1") == 0, "--gpu 1 is not")
-    scene.check(fits("--gpu", SECOND) == 0 and fits("--gpu", FIRST) == 1, "by UUID")
+    scene.check(fits("--gpu", SECOND) == 0 and fits("--gpu", FIRST) == 124, "by UUID")
     scene.check(fits("--gpu", "GPU-6666") == 0, "by the beginning of one")
     scene.check(fits(CUDA_VISIBLE_DEVICES="1,0") == 0, "the first visible one")
     scene.check(fits(CUDA_VISIBLE_DEVICES=SECOND) == 0, "the first visible one, by UUID")
-    scene.check(fits("--gpu", "0", CUDA_VISIBLE_DEVICES="1") == 1, "a flag goes before the variable")
+    scene.check(fits("--gpu", "0", CUDA_VISIBLE_DEVICES="1") == 124, "a flag goes before the variable")
     scene.check(fits("--gpu", "second") == 2, "not a GPU's name")
     scene.check(fits("--gpu", "7") == 2, "a GPU that is not there")
     # Room that comes while it waits.
