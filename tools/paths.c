@@ -12,6 +12,7 @@
 
 #define LIBRARY     "libgpureclaim.so"
 #define SIM_LIBRARY "libcuda.so.1"
+#define PYTHON_FILE "sitecustomize.py"
 
 int find_self_dir(char *buf, size_t buf_bytes)
 {
@@ -89,6 +90,35 @@ int find_library(char *buf, size_t buf_bytes)
         return find_first(patterns, buf, buf_bytes);
 }
 
+/* The folder of the first file that is found. */
+static int find_folder(const char *const *patterns, char *buf, size_t buf_bytes)
+{
+        char path[PATH_MAX];
+        char *slash;
+        int rc = find_first(patterns, path, sizeof(path));
+
+        if (rc < 0)
+                return rc;
+        slash = strrchr(path, '/');
+        *slash = '\0';
+        if (strlen(path) >= buf_bytes)
+                return -ENOENT;
+        memcpy(buf, path, strlen(path) + 1);
+        return 0;
+}
+
+int find_python_dir(char *buf, size_t buf_bytes)
+{
+        static const char *const patterns[] = {
+                "python/run/" PYTHON_FILE,
+                GR_DATADIR_FROM_BINDIR "/gpureclaim/run/" PYTHON_FILE,
+                "../share/gpureclaim/run/" PYTHON_FILE,
+                NULL,
+        };
+
+        return find_folder(patterns, buf, buf_bytes);
+}
+
 int find_sim_dir(char *buf, size_t buf_bytes)
 {
         static const char *const patterns[] = {
@@ -99,19 +129,8 @@ int find_sim_dir(char *buf, size_t buf_bytes)
                 GR_LIBDIR "/gpureclaim/sim/" SIM_LIBRARY,
                 NULL,
         };
-        char path[PATH_MAX];
-        char *slash;
-        int rc;
 
-        rc = find_first(patterns, path, sizeof(path));
-        if (rc < 0)
-                return rc;
-        slash = strrchr(path, '/');
-        *slash = '\0';
-        if (strlen(path) >= buf_bytes)
-                return -ENOENT;
-        memcpy(buf, path, strlen(path) + 1);
-        return 0;
+        return find_folder(patterns, buf, buf_bytes);
 }
 
 static bool list_has(const char *list, const char *entry)

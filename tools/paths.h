@@ -19,6 +19,9 @@ int find_library(char *buf, size_t buf_bytes);
 /* The folder that holds the simulated device's libcuda.so.1; as find_library. */
 int find_sim_dir(char *buf, size_t buf_bytes);
 
+/* The folder that holds the sitecustomize.py for programs in Python; as find_library. */
+int find_python_dir(char *buf, size_t buf_bytes);
+
 /*
  * Puts entry in front of the variable's list, separated by ':', unless it stands in it already. 0, -errno of setenv, or
  * -EINVAL where entry holds a blank or colon, which such a list cannot express.

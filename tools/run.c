@@ -93,7 +93,7 @@ static int check_limits(const char *command, struct gr_options *options)
 int set_preload(const struct arguments *arguments)
 {
         const char *command = arguments->command;
-        char library[PATH_MAX], sim_dir[PATH_MAX];
+        char library[PATH_MAX], sim_dir[PATH_MAX], python_dir[PATH_MAX];
         static struct gr_options options;
         int status = check_limits(command, &options);
 
@@ -106,6 +106,8 @@ int set_preload(const struct arguments *arguments)
         status = prepare_variable(command, "LD_PRELOAD", library);
         if (status != EXIT_SUCCESS)
                 return status;
+        if (options.python && find_python_dir(python_dir, sizeof(python_dir)) == 0)
+                prepend_environment("PYTHONPATH", python_dir); /* or, with a blank in it, Python has its caches alone */
         say_if_not_loadable(command, arguments->rest[0]);
         if (!flag_value(arguments, "sim"))
                 return status;

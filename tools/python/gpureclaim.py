@@ -7,7 +7,9 @@ CUDA's ordinals.
     gpureclaim.status()                     # {'live_bytes': ..., 'cached_bytes': ..., ...}
     gpureclaim.reclaim(rung="sync")         # bytes that the system got back
     gpureclaim.on_reclaim(my_cache.clear)   # called when an allocation finds no memory
-    gpureclaim.torch()                      # the same for PyTorch's caches
+    gpureclaim.torch()                      # the same for PyTorch's caches; also cupy() and jax()
+
+`gpureclaim run` calls the last for a program that imports such a framework.
 """
 
 import atexit
@@ -15,7 +17,7 @@ import ctypes
 import errno
 import os
 
-__all__ = ["available", "on_reclaim", "reclaim", "status", "torch", "version"]
+__all__ = ["available", "cupy", "jax", "on_reclaim", "reclaim", "status", "torch", "version"]
 
 RUNGS = ("purge", "trim", "driver", "sync", "drop")  # what reclaim takes, weakest first
 
@@ -159,22 +161,27 @@ def on_reclaim(purge=None, drop=None, name=None, limit_ms=0):
     return remove
 
 
-def torch(limit_ms=200):
+def torch(limit_ms=200, collect=True):
     """Registers what PyTorch can give up: garbage, its cached blocks, and, where all else failed, the workspaces of
-    cuBLAS and the plans of cuFFT. It helps the others in the process (CuPy, JAX, the CUDA libraries); for PyTorch's own
+    cuBLAS and the plans of cuFFT. Without collect garbage is left alone, because collecting it runs finalizers of the
+    program on another thread. It helps the others in the process (CuPy, JAX, the CUDA libraries); for PyTorch's own
     allocations these hooks come too late, as its allocator holds its lock, and it empties its cache by itself."""
     import gc
 
     import torch as pytorch
 
     def purge(device, want_bytes):
+        if not pytorch.cuda.is_initialized():
+            return
         before = pytorch.cuda.memory_reserved(device)
         pytorch.cuda.empty_cache()
         # Collecting stops every Python thread, for long in a large program: only where the cache does not suffice.
-        if before - pytorch.cuda.memory_reserved(device) < want_bytes and gc.collect():
+        if collect and before - pytorch.cuda.memory_reserved(device) < want_bytes and gc.collect():
             pytorch.cuda.empty_cache()
 
     def drop(device, want_bytes):
+        if not pytorch.cuda.is_initialized():
+            return
         clear = getattr(pytorch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
             clear()
@@ -182,6 +189,31 @@ def torch(limit_ms=200):
         purge(device, want_bytes)
 
     return on_reclaim(purge, drop, name="torch", limit_ms=limit_ms)
+
+
+def cupy(limit_ms=200):
+    """Registers the free blocks of CuPy's memory pools, of the device and of pinned memory."""
+    import cupy as array_library
+
+    def purge(device, want_bytes):
+        with array_library.cuda.Device(device):  # its pool has blocks for each device
+            array_library.get_default_memory_pool().free_all_blocks()
+        array_library.get_default_pinned_memory_pool().free_all_blocks()
+
+    return on_reclaim(purge, name="cupy", limit_ms=limit_ms)
+
+
+def jax(limit_ms=200):
+    """Registers what JAX has compiled, to be dropped where all else failed: it compiles again. The memory that its own
+    allocator has cached cannot be given back."""
+    import jax as tracer
+
+    return on_reclaim(drop=tracer.clear_caches, name="jax", limit_ms=limit_ms)
+
+
+def register_framework(name):
+    """For tools/python/run: what the program would call, but for what it might notice."""
+    {"torch": lambda: torch(collect=False), "cupy": cupy, "jax": jax}[name]()
 
 
 @atexit.register

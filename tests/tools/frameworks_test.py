@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Programs that gpureclaim run starts, in which a framework caches device memory: it gives that up when memory is short,
+and the program sees nothing of how. The frameworks are stand-ins of the same names.
+
+Usage: frameworks_test.py GPURECLAIM
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+command = sys.argv[1]
+
+DRIVER = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+cuda.cuCtxSetCurrent(context)
+
+def allocate(mib):
+    pointer = ctypes.c_uint64()
+    return pointer if cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(mib << 20)) == 0 else None
+"""
+
+TORCH = """
+from driver import allocate, cuda as driver
+held = [allocate(200)]
+
+class cuda:
+    def is_initialized():
+        return True
+    def memory_reserved(device):
+        return 200 << 20 if held else 0
+    def empty_cache():
+        while held:
+            driver.cuMemFree_v2(held.pop())
+"""
+
+CUPY = """
+from driver import allocate, cuda as driver
+held = [allocate(200)]
+
+class cuda:
+    class Device:
+        def __init__(self, number):
+            assert number == 0
+        def __enter__(self):
+            pass
+        def __exit__(self, *_):
+            pass
+
+class get_default_memory_pool:
+    def free_all_blocks(self):
+        while held:
+            driver.cuMemFree_v2(held.pop())
+
+get_default_pinned_memory_pool = get_default_memory_pool
+"""
+
+JAX = """
+from driver import allocate, cuda as driver
+held = [allocate(200)]
+
+def clear_caches():
+    while held:
+        driver.cuMemFree_v2(held.pop())
+"""
+
+# The program: {0} is the framework. What it could notice is in what it prints.
+PROGRAM = """
+import importlib.util, sys
+before = {{"ctypes", "{0}", "_gpureclaim_run"}} & set(sys.modules)
+importlib.util.find_spec("{0}")  # as libraries do to see whether the framework is there
+import {0}
+from driver import allocate
+loader = type({0}.__spec__.loader).__name__, sorted(vars({0}.__spec__.loader))
+print(allocate(200) is not None, sorted(before), [p for p in sys.path if "gpureclaim" in p or p.endswith("run")], *loader)
+"""
+
+SEEN = "[] [] SourceFileLoader ['name', 'path']"
+folder = tempfile.TemporaryDirectory()
+failed = 0
+
+
+def write(name, text):
+    path = os.path.join(folder.name, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+    return path
+
+
+def run(program, *flags, python=(), **environment):
+    """What the program printed."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith("GPURECLAIM_") and name not in ("LD_PRELOAD", "PYTHONPATH", "ASAN_OPTIONS")}
+    done = subprocess.run(
+        [command, "run", "--sim", "--limit", "256MiB", "--log", "error", *flags, "--", sys.executable, "-B", *python,
+         program],
+        env={**kept, "XDG_CONFIG_HOME": folder.name, **environment}, capture_output=True, text=True, timeout=60)
+    return (done.stdout + done.stderr).strip()
+
+
+def check(what, got, want):
+    global failed
+    if got != want:
+        print(f"FAILED: {what}: {got!r}, not {want!r}", flush=True)
+        failed = 1
+
+
+write("driver.py", DRIVER)
+for name, text in ("torch", TORCH), ("cupy", CUPY), ("jax", JAX):
+    write(f"{name}.py", text)
+    program = write(f"uses_{name}.py", PROGRAM.format(name))
+    check(f"{name}", run(program), f"True {SEEN}")
+    check(f"{name}, switched off", run(program, "--no-python"), f"False {SEEN}")
+    check(f"{name}, Python without the environment", run(program, python=["-E"]), f"False {SEEN}")
+    # A module of the program's own with the name of ours is another one.
+    write("own/gpureclaim.py", "raise SystemExit('the wrong gpureclaim')")
+    check(f"{name}, beside another gpureclaim", run(program, PYTHONPATH=os.path.join(folder.name, "own")), f"True {SEEN}")
+
+# The program's own sitecustomize runs, once, under its name; what it raises ends as it does without us.
+theirs = os.path.dirname(write("theirs/sitecustomize.py", "import sys\nprint('theirs', __name__, __file__)\n"))
+program = write("plain.py", "import sys\nprint(sys.modules['sitecustomize'].__file__, sys.path[1:2])\n")
+path = os.path.join(theirs, "sitecustomize.py")
+check("their sitecustomize", run(program, PYTHONPATH=theirs),
+      f"theirs sitecustomize {path}\n{path} {[theirs]}")
+write("theirs/sitecustomize.py", "raise ValueError('on purpose')\n")
+with_us, without = (run(program, flag, PYTHONPATH=theirs) for flag in ("--python", "--no-python"))
+check("their sitecustomize fails", with_us.count("ValueError: on purpose"), without.count("ValueError: on purpose"))
+
+# A framework that cannot be imported fails as ever, also when it is tried again; a child process has the hook, too.
+write("broken/torch.py", "raise ImportError('no CUDA')\n")
+program = write("broken/program.py", """
+for _ in range(2):
+    try:
+        import torch
+    except ImportError as error:
+        print(error)
+""")
+check("a framework that is broken", run(program), "no CUDA\nno CUDA")
+program = write("child.py", f"""
+import os, subprocess, sys
+subprocess.run([sys.executable, "-B", os.path.join({folder.name!r}, "uses_torch.py")])
+""")
+check("a child process", run(program), f"True {SEEN}")
+sys.exit(failed)

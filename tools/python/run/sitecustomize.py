@@ -1,0 +1,82 @@
+"""Makes the caches of PyTorch, CuPy and JAX reclaimable in a program that `gpureclaim run` starts.
+
+`gpureclaim run` puts this folder first in PYTHONPATH, so each Python of the program runs this file as it starts. What
+such a framework caches is registered once the program has imported the framework. The program sees nothing of it: no
+framework is imported here, the folder leaves sys.path again, and the sitecustomize that this one hides runs as well.
+`gpureclaim run --no-python` leaves it out.
+"""
+
+import sys
+
+
+def _register(name):
+    import importlib.util
+    import os
+
+    # Not by its name: the program may have a gpureclaim of its own.
+    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "gpureclaim.py")
+    spec = importlib.util.spec_from_file_location("_gpureclaim_run", path)
+    gpureclaim = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gpureclaim)
+    if gpureclaim.available():
+        gpureclaim.register_framework(name)
+
+
+class _Finder(object):
+    """Finds what the others find, and has _register called when the import of a framework has ended."""
+
+    def __init__(self, names):
+        self.names = set(names)
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.names:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find else None
+            if spec is not None:
+                self._watch(name, spec.loader)
+                return spec
+        return None
+
+    def _watch(self, name, loader):
+        execute = getattr(loader, "exec_module", None)
+        if execute is None or isinstance(loader, type):
+            return
+
+        def exec_module(module):
+            execute(module)
+            if module.__name__ != name or name not in self.names:
+                return
+            self.names.discard(name)
+            vars(loader).pop("exec_module", None)
+            try:
+                _register(name)
+            except Exception:  # it was to help the program, which runs without it as well
+                pass
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:
+            pass
+
+
+def _run_hidden():
+    """Runs the sitecustomize that the program would have had, in place of this one."""
+    import importlib.machinery
+    import importlib.util
+    import os
+
+    folder = os.path.dirname(__file__)
+    if folder in sys.path:
+        sys.path.remove(folder)
+    spec = importlib.machinery.PathFinder.find_spec(__name__)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[__name__] = module
+        spec.loader.exec_module(module)
+
+
+if sys.version_info >= (3, 6):
+    sys.meta_path.insert(0, _Finder(("torch", "cupy", "jax")))
+    _run_hidden()
