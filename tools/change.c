@@ -42,7 +42,10 @@ static int not_there(const char *command, unsigned pid)
 
 static const char *failure_text(int rc)
 {
-        return rc == -ESRCH ? "it ended" : "it does not answer (stopped or hung), and will obey when it runs again";
+        if (rc == -ESRCH)
+                return "it ended";
+        return rc == -EALREADY ? "it has begun to obey, but does not answer (stopped or hung)"
+                               : "it does not answer (stopped or hung): nothing is changed";
 }
 
 static int change_one(const char *command, struct gpu *gpu, struct gr_member *member, const char *text)

@@ -224,8 +224,11 @@ int gpu_request(struct gpu *gpu, const struct gr_member *member, const struct gr
         const struct gr_patience patience = {.begin_ns = now, .quiet_ns = QUIET_NS, .deadline_ns = now + WORK_NS};
         uint32_t sequence = gr_region_request(&gpu->region, member->slot, request);
 
-        if (!gr_region_await(&gpu->region, member->slot, member->owner, sequence, &patience))
-                return atomic_load(&gpu->region.map->owners[member->slot]) == member->owner ? -ETIMEDOUT : -ESRCH;
+        if (!gr_region_await(&gpu->region, member->slot, member->owner, sequence, &patience)) {
+                if (atomic_load(&gpu->region.map->owners[member->slot]) != member->owner)
+                        return -ESRCH;
+                return gr_region_withdraw(&gpu->region, member->slot, request) ? -ETIMEDOUT : -EALREADY;
+        }
         *ret_given_bytes = atomic_load(&slot->given_bytes) - before;
         return 0;
 }

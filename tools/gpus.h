@@ -52,7 +52,9 @@ void member_figures(const struct gpu *gpu, const struct gr_member *member, uint6
 /* Whether process pid is one of the members. */
 bool gpu_has_member(const struct gpu *gpu, uint32_t pid);
 
-/* Asks a member for something and waits for it. 0, -ESRCH: it is gone; -ETIMEDOUT: it does not answer. */
+/*
+ * Asks a member for something and waits for it. 0, -ESRCH: it is gone; -ETIMEDOUT: it does not answer, and
+ * the request is withdrawn; -EALREADY: it has begun to obey, and does not answer. */
 int gpu_request(struct gpu *gpu, const struct gr_member *member, const struct gr_request *request,
                 uint64_t *ret_given_bytes);
 

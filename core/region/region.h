@@ -268,6 +268,12 @@ void gr_region_answer(struct gr_region *region, const struct gr_request *request
 /* Adds a request (all but its sequence) to another process's slot, and returns its number. */
 uint32_t gr_region_request(struct gr_region *region, unsigned slot, const struct gr_request *request);
 
+/*
+ * Takes back a request that was not answered in time. False: the other process has taken it, or a part, and will finish
+ * it when it runs again. An order that another process has replaced meanwhile stays.
+ */
+bool gr_region_withdraw(struct gr_region *region, unsigned slot, const struct gr_request *request);
+
 /* How long to wait for an answer, on the clock of ops. */
 struct gr_patience {
         uint64_t begin_ns; /* when the request was made */

@@ -110,6 +110,23 @@ uint32_t gr_region_request(struct gr_region *region, unsigned index, const struc
         return sequence;
 }
 
+bool gr_region_withdraw(struct gr_region *region, unsigned index, const struct gr_request *request)
+{
+        struct gr_slot *slot = &region->map->slots[index];
+        uint64_t want_bytes = atomic_load(&slot->want_bytes);
+        uint32_t orders = request->orders;
+
+        assert(index < GR_REGION_SLOTS);
+        if (atomic_load(&slot->new_limit) != request->new_limit)
+                orders &= ~GR_ORDER_LIMIT;
+        if (atomic_load(&slot->new_threshold) != request->new_threshold)
+                orders &= ~GR_ORDER_THRESHOLD;
+        while (want_bytes >= request->want_bytes &&
+               !atomic_compare_exchange_weak(&slot->want_bytes, &want_bytes, want_bytes - request->want_bytes))
+                ;
+        return want_bytes >= request->want_bytes && !(orders & ~atomic_fetch_and(&slot->orders, ~orders));
+}
+
 bool gr_region_await(struct gr_region *region, unsigned index, uint64_t owner, uint32_t sequence,
                      const struct gr_patience *patience)
 {

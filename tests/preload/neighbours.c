@@ -514,14 +514,21 @@ static void mode_command(void)
         ask(&one, 'a', 300);
         ask(&one, 'f', 0);
         says(command(0, "wait --free 900MiB -- echo started", 0), "started");
-        says(command(1, "wait --free 1000MiB --timeout 300ms -- echo started", 0), "the time is up");
+        says(command(124, "wait --free 1000MiB --timeout 300ms -- echo started", 0), "the time is up");
         says(command(1, "limit 1 4GiB", 0), "does not run under gpureclaim");
         says(command(2, "limit %u 4XiB", pid), "not understood");
         says(command(2, "limit", 0), "needs a process id");
         says(command(2, "reclaim", 0), "needs a process id or --all");
         says(command(2, "wait -- true", 0), "needs --free");
         stop(&one);
-        says(command(1, "reclaim %u", pid), "does not answer (stopped or hung), and will obey when it runs again");
+        /* What is asked of one that is stopped is withdrawn: it goes on as if nothing had been. */
+        says(command(1, "reclaim %u", pid), "does not answer (stopped or hung): nothing is changed");
+        says(command(1, "limit %u 4MiB", pid), "does not answer (stopped or hung): nothing is changed");
+        says(command(1, "sleep --timeout 0s %u", pid), "does not answer (stopped or hung): nothing is changed");
+        kill(one.pid, SIGCONT);
+        says(command(0, "threshold %u none", pid), "now none; 0 B live, 300.000 MiB cached");
+        ask(&one, 'a', 300);
+        ask(&one, 'f', 0);
         end(&one, SIGKILL);
         says(command(1, "reclaim %u", pid), "does not run under gpureclaim");
         end(&two, 0);

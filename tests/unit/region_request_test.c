@@ -593,7 +593,7 @@ static void test_sweep_again(void)
 static void test_orders(void)
 {
         struct gr_region *one = join_as(1, "orders"), *two = join_as(2, "orders");
-        struct gr_request request;
+        struct gr_request request, wanted;
         struct gr_patience patience;
         uint64_t begin;
         uint32_t sequence, seen;
@@ -656,6 +656,32 @@ static void test_orders(void)
         gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.rung = 33});
         GR_CHECK(gr_region_take(two, &request));
         GR_CHECK(request.orders == 0 && request.rung == 0 && request.want_bytes == 0);
+        gr_region_answer(two, &request, 0);
+
+        /* What is withdrawn does not come, and what others have asked for does. */
+        wanted = (struct gr_request){
+                .orders = GR_ORDER_LIMIT | GR_ORDER_REFRESH, .new_limit = 2 * GIB, .want_bytes = GIB};
+        gr_region_request(one, (unsigned)two->slot, &wanted);
+        gr_region_request(one, (unsigned)two->slot,
+                          &(struct gr_request){.orders = GR_ORDER_SLEEP, .want_bytes = 2 * GIB});
+        GR_CHECK(gr_region_withdraw(one, (unsigned)two->slot, &wanted));
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK_EQ(request.orders, GR_ORDER_SLEEP);
+        GR_CHECK_EQ(request.want_bytes, 2 * GIB);
+        gr_region_answer(two, &request, 0);
+        gr_region_request(one, (unsigned)two->slot, &wanted);
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK(!gr_region_withdraw(one, (unsigned)two->slot, &wanted));
+        gr_region_answer(two, &request, 0);
+        /* A later order of the kind has taken its place, and stays. */
+        wanted.orders = GR_ORDER_THRESHOLD | GR_ORDER_LIMIT;
+        gr_region_request(one, (unsigned)two->slot, &wanted);
+        gr_region_request(one, (unsigned)two->slot,
+                          &(struct gr_request){.orders = GR_ORDER_THRESHOLD, .new_threshold = GIB});
+        GR_CHECK(gr_region_withdraw(one, (unsigned)two->slot, &wanted));
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK_EQ(request.orders, GR_ORDER_THRESHOLD);
+        GR_CHECK_EQ(request.new_threshold, GIB);
         gr_region_answer(two, &request, 0);
         gr_region_wake_self(two);
         GR_CHECK(gr_region_take(two, &request));
