@@ -170,6 +170,10 @@ int gpus_open(struct gpu **ret_gpus, size_t *ret_count, size_t *ret_other)
         closedir(open);
         if (count > 0)
                 qsort(gpus, count, sizeof(*gpus), by_name);
+        for (size_t i = 0; i < count; i++) {
+                gpus[i].all = gpus;
+                gpus[i].all_count = count;
+        }
         *ret_gpus = gpus;
         *ret_count = count;
         return 0;
@@ -184,7 +188,12 @@ void gpus_close(struct gpu *gpus, size_t count)
 
 uint64_t gpu_others_bytes(const struct gpu *gpu)
 {
-        return gpu->used_bytes > gpu->reserved_bytes ? gpu->used_bytes - gpu->reserved_bytes : 0;
+        uint64_t reserved_bytes = 0;
+
+        for (size_t i = 0; i < gpu->all_count; i++)
+                if (strcmp(gpu->all[i].uuid, gpu->uuid) == 0)
+                        reserved_bytes += gpu->all[i].reserved_bytes;
+        return gpu->used_bytes > reserved_bytes ? gpu->used_bytes - reserved_bytes : 0;
 }
 
 uint64_t member_driver_bytes(const struct gpu *gpu, const struct gr_member *member)

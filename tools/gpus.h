@@ -20,6 +20,8 @@ struct gpu {
         size_t count;
         struct gr_nvml_use *uses; /* of all processes, from NVML; NULL: not known */
         size_t use_count;
+        const struct gpu *all; /* what gpus_open has returned, which has this one in it */
+        size_t all_count;
 };
 
 /*
@@ -37,7 +39,7 @@ void gpus_close(struct gpu *gpus, size_t count);
  */
 void gpu_read(struct gpu *gpu, bool ask);
 
-/* The memory of the GPU that is used, and not reserved by a member. */
+/* The memory of the GPU that is used, and not reserved by a member of this group or another one of the user. */
 uint64_t gpu_others_bytes(const struct gpu *gpu);
 
 /*

@@ -1,5 +1,6 @@
 /* gpureclaim top: the GPUs and the processes on them, live in the terminal. */
 #include <curses.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,6 +13,8 @@
 
 #define REFRESH_MS 1000
 #define BAR_WIDTH  20
+#define BAR_NEEDS  97 /* columns of a row that has a bar */
+#define ESCAPE     27
 
 enum order { BY_RESERVED, BY_CACHED, BY_IDLE, BY_PID, ORDERS };
 
@@ -28,9 +31,31 @@ static struct {
         size_t gpu_count;
         struct row rows[4096];
         size_t count, selected;
+        uint64_t selected_owner; /* as others come and go, the process stays selected, and not its line */
+        char selected_uuid[37];
         enum order order;
         char note[160];
 } view;
+
+char *tigetstr(const char *name); /* of term.h, which defines common words as macros */
+
+static volatile sig_atomic_t interrupted;
+
+static void interrupt(int signal)
+{
+        (void)signal;
+        interrupted = 1;
+}
+
+/* The letter of a GPU on the screen, as its number in nvidia-smi need not be known. Its groups have the same one. */
+static char gpu_letter(const struct gpu *gpu)
+{
+        char letter = 'A';
+
+        for (const struct gpu *other = view.gpus; other < gpu; other++)
+                letter += strcmp(other->uuid, other[1].uuid) != 0; /* they come by UUID */
+        return letter;
+}
 
 static int compare_numbers(uint64_t a, uint64_t b)
 {
@@ -60,6 +85,17 @@ static void close_gpus(void)
         view.gpu_count = 0;
 }
 
+/* Selects this row, or the last one. */
+static void select_row(size_t i)
+{
+        view.selected = i < view.count ? i : view.count ? view.count - 1 : 0;
+        view.selected_owner = 0;
+        if (view.count == 0)
+                return;
+        view.selected_owner = view.rows[view.selected].member->owner;
+        memcpy(view.selected_uuid, view.rows[view.selected].gpu->uuid, sizeof(view.selected_uuid));
+}
+
 static void look_at_gpus(void)
 {
         size_t other;
@@ -74,23 +110,45 @@ static void look_at_gpus(void)
                         view.rows[view.count++] = (struct row){&view.gpus[i], &view.gpus[i].members[j]};
         }
         qsort(view.rows, view.count, sizeof(view.rows[0]), by_order);
-        if (view.selected >= view.count)
-                view.selected = view.count ? view.count - 1 : 0;
+        for (size_t i = 0; i < view.count; i++)
+                if (view.rows[i].member->owner == view.selected_owner &&
+                    strcmp(view.rows[i].gpu->uuid, view.selected_uuid) == 0)
+                        view.selected = i;
+        select_row(view.selected);
 }
 
-/* A bar of '#' for live, '+' for cached and '.' for all other memory of the GPU. */
-static void draw_bar(uint64_t live, uint64_t cached, uint64_t total)
+/* A bar of '#' for live, '+' for cached and '.' for all other memory of the GPU, and a blank. "": no room for it. */
+static const char *format_bar(uint64_t live, uint64_t cached, uint64_t total, char bar[BAR_WIDTH + 2])
 {
+        if (COLS < BAR_NEEDS)
+                return "";
         for (unsigned i = 0; i < BAR_WIDTH; i++) {
                 uint64_t at = total / BAR_WIDTH * i;
 
-                addch(total > 0 && at < live ? '#' : total > 0 && at < live + cached ? '+' : '.');
+                bar[i] = total > 0 && at < live ? '#' : total > 0 && at < live + cached ? '+' : '.';
         }
+        bar[BAR_WIDTH] = ' ';
+        bar[BAR_WIDTH + 1] = '\0';
+        return bar;
+}
+
+/* One line of the screen. What does not fit is cut off. */
+__attribute__((format(printf, 3, 4))) static void draw_line(int line, int attributes, const char *format, ...)
+{
+        char text[512];
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(text, sizeof(text), format, args);
+        va_end(args);
+        attron(attributes);
+        mvaddnstr(line, 0, text, COLS);
+        attroff(attributes);
 }
 
 static void draw_screen(void)
 {
-        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES];
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], bar[BAR_WIDTH + 2];
         size_t first = 0, room;
         int line = 0;
 
@@ -98,17 +156,15 @@ static void draw_screen(void)
         for (size_t i = 0; i < view.gpu_count; i++) {
                 const struct gpu *gpu = &view.gpus[i];
 
-                move(line++, 0);
-                draw_bar(gpu->used_bytes, 0, gpu->total_bytes);
-                printw(" GPU %.8s %s: %s of %s, %s of others", gpu->uuid, gpu->group,
-                       gr_size_format(gpu->used_bytes, a, sizeof(a)), gr_size_format(gpu->total_bytes, b, sizeof(b)),
-                       gr_size_format(gpu_others_bytes(gpu), c, sizeof(c)));
+                draw_line(line++, A_NORMAL, "%s%c: GPU %.8s, group %s: %s of %s, %s of others",
+                          format_bar(gpu->used_bytes, 0, gpu->total_bytes, bar), gpu_letter(gpu), gpu->uuid, gpu->group,
+                          gr_size_format(gpu->used_bytes, a, sizeof(a)), gr_size_format(gpu->total_bytes, b, sizeof(b)),
+                          gr_size_format(gpu_others_bytes(gpu), c, sizeof(c)));
         }
-        attron(A_BOLD);
-        mvprintw(++line, 0, "%8s %-15s %-*s %12s %12s %12s %7s", "PID", "NAME", BAR_WIDTH, "USE", "LIVE", "CACHED",
-                 "LIMIT", "IDLE");
-        attroff(A_BOLD);
         line++;
+        draw_line(line++, A_BOLD, "%8s GPU %-15s %-*s%12s %12s %12s %7s", "PID", "NAME",
+                  COLS < BAR_NEEDS ? 0 : BAR_WIDTH + 1, COLS < BAR_NEEDS ? "" : "USE", "LIVE", "CACHED", "LIMIT",
+                  "IDLE");
         /* Scrolls so far that the selected row is shown. */
         room = LINES - 2 > line ? (size_t)(LINES - 2 - line) : 1;
         if (view.selected >= room)
@@ -117,37 +173,59 @@ static void draw_screen(void)
                 const struct gr_member *member = view.rows[i].member;
                 const uint64_t *figures = member->figures;
 
-                if (i == view.selected)
-                        attron(A_REVERSE);
-                mvprintw(line, 0, "%8u %-15.15s ", member->identity.pid, member->name);
-                draw_bar(figures[GR_FIGURE_live], figures[GR_FIGURE_cached], figures[GR_FIGURE_device_total]);
-                printw(" %12s %12s %12s %6.0fs", gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
-                       gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
-                       gr_size_format(figures[GR_FIGURE_hard_limit], c, sizeof(c)),
-                       member_idle_s(view.rows[i].gpu, member));
-                attroff(A_REVERSE);
+                draw_line(line, i == view.selected ? A_REVERSE : A_NORMAL, "%8u  %c  %-15.15s %s%12s %12s %12s %6.0fs",
+                          member->identity.pid, gpu_letter(view.rows[i].gpu), member->name,
+                          format_bar(figures[GR_FIGURE_live], figures[GR_FIGURE_cached],
+                                     figures[GR_FIGURE_device_total], bar),
+                          gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
+                          gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
+                          gr_size_format(figures[GR_FIGURE_hard_limit], c, sizeof(c)),
+                          member_idle_s(view.rows[i].gpu, member));
         }
         if (view.count == 0)
-                mvprintw(line, 0, "No process of yours runs under gpureclaim on a GPU here.");
-        mvprintw(LINES - 2, 0, "%s", view.note);
-        mvprintw(LINES - 1, 0, "q quit  up/down select  s sort (%s)  t trim  l limit", order_words[view.order]);
+                draw_line(line, A_NORMAL, "No process of yours runs under gpureclaim on a GPU here.");
+        draw_line(LINES - 2, A_NORMAL, "%s", view.note);
+        draw_line(LINES - 1, A_NORMAL, "q quit  up/down select  s sort (%s)  t trim  l limit  ? help",
+                  order_words[view.order]);
         refresh();
 }
 
+/* Reads a line into ret_text, of which the terminal shows what is typed. False: nothing was, or ESC. */
+static bool read_line(const char *question, char *ret_text, size_t room)
+{
+        size_t length = 0;
+
+        for (;;) {
+                int key;
+
+                ret_text[length] = '\0';
+                move(LINES - 2, 0);
+                clrtoeol();
+                draw_line(LINES - 2, A_NORMAL, "%s %s", question, ret_text);
+                key = getch();
+                if (key == '\n' || key == '\r' || key == KEY_ENTER)
+                        return length > 0;
+                if (key == ESCAPE || key == ERR)
+                        return false;
+                if ((key == KEY_BACKSPACE || key == 127 || key == '\b') && length > 0)
+                        length--;
+                else if (key >= ' ' && key < 127 && length + 1 < room)
+                        ret_text[length++] = (char)key;
+        }
+}
+
 /* Asks a question on the last line but one. Reads a line into ret_text; where that is NULL, a key, y for yes. */
-static bool prompt_user(const char *question, char *ret_text, int room)
+static bool prompt_user(const char *question, char *ret_text, size_t room)
 {
         bool yes;
 
-        move(LINES - 2, 0);
-        clrtoeol();
-        printw("%s ", question);
         timeout(-1);
         if (ret_text) {
-                echo();
-                yes = getnstr(ret_text, room - 1) == OK && ret_text[0];
-                noecho();
+                yes = read_line(question, ret_text, room);
         } else {
+                move(LINES - 2, 0);
+                clrtoeol();
+                draw_line(LINES - 2, A_NORMAL, "%s ", question);
                 yes = getch() == 'y';
         }
         timeout(REFRESH_MS);
@@ -170,8 +248,10 @@ static void act_on_key(int key)
         } else {
                 snprintf(question, sizeof(question),
                          "Hard limit of %u (such as 4GiB, 50%%, none):", row->member->identity.pid);
-                if (!prompt_user(question, text, sizeof(text)))
+                if (!prompt_user(question, text, sizeof(text))) {
+                        snprintf(view.note, sizeof(view.note), "nothing changed");
                         return;
+                }
                 if (size_parse(text, row->member->figures[GR_FIGURE_device_total], &bytes) != 0 ||
                     bytes < (uint64_t)gr_option_table[GR_OPTION_HARD_LIMIT].min) {
                         snprintf(view.note, sizeof(view.note), "%s: not a size", text);
@@ -187,7 +267,8 @@ static void act_on_key(int key)
         }
         rc = gpu_request(row->gpu, row->member, &request, &given);
         if (rc)
-                snprintf(view.note, sizeof(view.note), "%u does not answer", row->member->identity.pid);
+                snprintf(view.note, sizeof(view.note), "%u does not answer: nothing is changed",
+                         row->member->identity.pid);
         else
                 snprintf(view.note, sizeof(view.note), "%u: done, %s came back", row->member->identity.pid,
                          gr_size_format(given, a, sizeof(a)));
@@ -195,30 +276,44 @@ static void act_on_key(int key)
 
 int command_top(const struct arguments *arguments)
 {
+        const struct sigaction action = {.sa_handler = interrupt};
+
         (void)arguments;
         if (!isatty(STDOUT_FILENO) || !isatty(STDIN_FILENO)) {
                 complain("top: needs a terminal; gpureclaim status prints once");
                 return STATUS_USAGE;
         }
+        sigaction(SIGINT, &action, NULL); /* Ctrl-C ends it as q does */
         if (!newterm(NULL, stdout, stdin)) {
                 complain("top: this terminal is not known (TERM)");
                 return EXIT_FAILURE;
         }
+        if (!tigetstr("cup")) {
+                endwin();
+                complain("top: this kind of terminal cannot show it (TERM); gpureclaim status prints once");
+                return EXIT_FAILURE;
+        }
+        set_escdelay(50); /* or ESC would be seen a second late */
         noecho();
         cbreak();
         keypad(stdscr, TRUE);
         curs_set(0);
         timeout(REFRESH_MS);
-        for (int key = ERR; key != 'q';) {
+        for (int key = ERR; key != 'q' && !interrupted;) {
                 look_at_gpus();
                 draw_screen();
                 key = getch();
                 if (key == ERR && !isatty(STDIN_FILENO)) /* the terminal is gone: getch would no longer wait */
                         break;
                 if (key == KEY_UP && view.selected > 0)
-                        view.selected--;
+                        select_row(view.selected - 1);
                 else if (key == KEY_DOWN)
-                        view.selected++;
+                        select_row(view.selected + 1);
+                else if (key == '?' || key == 'h')
+                        snprintf(view.note, sizeof(view.note),
+                                 "bars: # live (of a GPU: used), + cached, . the rest; LIMIT: the hard limit; IDLE: "
+                                 "since "
+                                 "memory was used");
                 else if (key == 's')
                         view.order = (view.order + 1) % ORDERS;
                 else if (key == 't' || key == 'l')

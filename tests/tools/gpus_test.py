@@ -162,6 +162,17 @@ def what_is_not_ours(scene):
     looker.end()
 
 
+def groups(scene):
+    """What another group of the user has is no memory of others."""
+    one, other = scene.start(), scene.start(GPURECLAIM_GROUP="other")
+    one.ask("alloc", 0, 100)
+    other.ask("alloc", 0, 200)
+    foreign = [(gpu["group"], gpu["gpu_used_bytes"] // MIB, gpu["foreign_bytes"]) for gpu in status(scene)]
+    scene.check(foreign == [("default", 300, 0), ("other", 300, 0)], f"two groups: {foreign}")
+    one.end()
+    other.end()
+
+
 def which_gpu(scene):
     """wait looks at the GPU that the program will use."""
     nvml = nvml_env(scene, f"{FIRST} 1000 900\n{SECOND} 1000 100\n")
@@ -239,7 +250,7 @@ def files(scene):
 
 
 failed = 0
-for test, devices in ((orders, 2), (what_is_not_ours, 1), (which_gpu, 1), (containers, 1), (files, 1)):
+for test, devices in ((orders, 2), (what_is_not_ours, 1), (groups, 1), (which_gpu, 1), (containers, 1), (files, 1)):
     with Scene(command, sim, shim, devices) as scene:
         os.mkdir(os.path.join(scene.folder, "lib"))
         shutil.copy(fake, os.path.join(scene.folder, "lib", "libnvidia-ml.so.1"))

@@ -83,13 +83,13 @@ class Screen:
 
 
 class Terminal:
-    def __init__(self, environment, lines=24, columns=110):
+    def __init__(self, environment, lines=24, columns=110, kind="vt100"):
         self._master, slave = pty.openpty()
         self.screen = Screen(lines, columns)
         self._size(lines, columns)
         self._process = subprocess.Popen(
             [command, "top"],
-            env={**environment, "TERM": "vt100"},
+            env={**environment, "TERM": kind},
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -131,6 +131,9 @@ class Terminal:
         until(lambda: self.read() or self._process.poll() is not None)
         return self._process.poll()
 
+    def interrupt(self):
+        self._process.send_signal(signal.SIGINT)
+
     def hang_up(self):
         """As when its window is closed; no signal tells it, as it has no controlling terminal."""
         os.close(self._master)
@@ -156,12 +159,17 @@ def watch(scene):
         if not good:
             print(terminal.screen.text(), flush=True)
 
-    check(terminal.shows("GPU ", "450.000 MiB of 1.000 GiB", "PID", "sort .reserved."), "GPUs, a head and the keys")
+    check(terminal.shows("A: GPU ", "450.000 MiB of 1.000 GiB", "PID +GPU +NAME", "sort .reserved."),
+          "GPUs, a head and the keys")
+    terminal.type("?")
+    check(terminal.shows("bars: # live"), "help")
     check(terminal.shows(first + ".*300.000 MiB", second + ".*50.000 MiB +100.000 MiB"), "most reserved first")
     terminal.type("s")
     check(terminal.shows(second, first, "sort .cached."), "most cached first")
-    # The first line is selected: the one with a cache.
+    # The first process is selected, and stays so where another comes first.
     terminal.type("t")
+    check(terminal.shows(f"Trim the cache of {live.pid}"), "the selected process, not its line")
+    terminal.type("n\x1bOAt")
     check(terminal.shows(f"Trim the cache of {cached.pid}"), "it asks before it trims")
     terminal.type("n")
     check(terminal.shows("nothing changed"), "no is no")
@@ -172,9 +180,13 @@ def watch(scene):
     check(terminal.shows(f"Hard limit of {cached.pid}"), "it asks for a limit")
     terminal.type("plenty\n")
     check(terminal.shows("plenty: not a size"), "what is no size")
+    terminal.type("l8\n")
+    check(terminal.shows("8: not a size"), "a limit that nobody can mean")
+    terminal.type("l1GiB\x1b")
+    check(terminal.shows("nothing changed"), "ESC leaves the question")
     terminal.type("l25%\n")
     check(terminal.shows(f"Set the hard limit of {cached.pid} to 256.000 MiB"), "a part of the GPU")
-    terminal.type("nl512MiB\n")
+    terminal.type("nl5x\x7f12MiB\n")
     check(terminal.shows(f"Set the hard limit of {cached.pid} to 512.000 MiB"), "it asks again before it sets one")
     terminal.type("n")
     check(terminal.shows("nothing changed") and cached.ask("total", 0) == 1024, "the limit stays")
@@ -188,6 +200,9 @@ def watch(scene):
     terminal.type("n")
     terminal.resize(12, 70)
     check(terminal.shows("PID", first, second, "q quit"), "a smaller terminal")
+    terminal.resize(12, 60)
+    check(terminal.shows(first + r" *A +python3 +300.000 MiB +0 B\s*\n" + second.replace(r"\b", " *")),
+          "a narrow one: a line for each process, cut off")
     # Room for one process only: it is the one that is selected.
     terminal.resize(6, 110)
     check(terminal.shows("PID", second, "q quit"), "the selected process is on the screen")
@@ -206,6 +221,14 @@ def watch(scene):
     terminal = Terminal(scene.environment)
     check(terminal.shows("No process of yours"), "another one")
     scene.check(terminal.hang_up() == 0, "it ends with its terminal")
+    terminal.kill()
+    terminal = Terminal(scene.environment)
+    check(terminal.shows("No process of yours"), "a third one")
+    terminal.interrupt()
+    scene.check(terminal.ended() == 0, "Ctrl-C ends it as q does")
+    terminal.kill()
+    terminal = Terminal(scene.environment, kind="dumb")
+    scene.check(terminal.ended() == 1, "a terminal that cannot show it")
     terminal.kill()
 
 
