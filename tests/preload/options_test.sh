@@ -11,6 +11,7 @@ folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
 shown=("$folder/err")
 export LD_LIBRARY_PATH=$GR_TEST_SIM HOME=$folder
+unset XDG_CONFIG_HOME
 
 # run [NAME=VALUE...]: the program must work; its stderr is in $folder/err.
 run() {

@@ -27,7 +27,7 @@ class Scene:
             GRSIM_DEVICES=str(devices),
             GRSIM_MEMORY=memory,
         )
-        for name in ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "ASAN_OPTIONS"):
+        for name in ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "ASAN_OPTIONS", "HOME", "XDG_CONFIG_HOME"):
             self.environment.pop(name, None)
         self._under = dict(LD_LIBRARY_PATH=sim, LD_PRELOAD=shim)
 
