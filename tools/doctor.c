@@ -31,7 +31,12 @@ void doctor_say(const char *topic, const char *state, const char *format, ...)
         for (c = text; *c; c++)
                 if ((unsigned char)*c < ' ' || *c == 0x7f)
                         *c = ' ';
-        printf("%-9s %-4s  %s\n", topic, state, text);
+        printf("%-9s %s%-4s%s  %s\n", topic,
+               !has_colour(stdout) ? ""
+               : *state == 'o'     ? "\033[32m"
+               : *state == 'n'     ? "\033[33m"
+                                   : "\033[31m",
+               state, has_colour(stdout) ? "\033[m" : "", text);
         /* At once, as a probe may crash afterwards. */
         fflush(stdout);
 }

@@ -75,7 +75,7 @@ static int unknown_command(const char *name)
 
 const char *heading(const char *text)
 {
-        static char bold[128];
+        static char bold[160];
 
         snprintf(bold, sizeof(bold), "\033[1m%s\033[m", text);
         return has_colour(stdout) ? bold : text;

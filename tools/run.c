@@ -32,7 +32,9 @@ static int check_value(const struct gr_option *option, const char *text)
         int rc;
 
         rc = gr_option_parse(option, text, (char *)&scratch + option->offset);
-        if (rc == 0 && (option->kind != GR_KIND_PATH || can_be_written(text)))
+        if (rc == 0 && (option->kind != GR_KIND_PATH || option == &gr_option_table[GR_OPTION_CONFIG]))
+                return EXIT_SUCCESS;
+        if (rc == 0 && can_be_written(text))
                 return EXIT_SUCCESS;
         if (rc == 0) {
                 complain("run: %s %s: %s", option->flag, text, strerror(errno));
@@ -46,6 +48,8 @@ static int check_value(const struct gr_option *option, const char *text)
 /* Sets the variables of the options that are given as flags. */
 static int set_variables(const struct arguments *arguments)
 {
+        char path[PATH_MAX];
+
         for (enum gr_option_id id = 0; id < GR_OPTION_COUNT; id++) {
                 const char *value = option_value(arguments, id);
                 int status;
@@ -55,6 +59,9 @@ static int set_variables(const struct arguments *arguments)
                 status = check_value(&gr_option_table[id], value);
                 if (status != EXIT_SUCCESS)
                         return status;
+                /* The program may change its working directory before it reads the file. */
+                if (id == GR_OPTION_CONFIG && realpath(value, path))
+                        value = path;
                 if (setenv(gr_option_table[id].env, value, 1) != 0) {
                         complain("run: %s: %s", gr_option_table[id].env, strerror(errno));
                         return EXIT_FAILURE;

@@ -27,9 +27,11 @@ static void print_member(const struct gpu *gpu, const struct gr_member *member)
 
 static void print_gpu(const struct gpu *gpu)
 {
+        char title[sizeof(gpu->uuid) + sizeof(gpu->group) + 16];
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES];
 
-        printf("GPU %s, group %s\n", gpu->uuid, gpu->group);
+        snprintf(title, sizeof(title), "GPU %s, group %s", gpu->uuid, gpu->group);
+        puts(heading(title));
         if (gpu->total_bytes)
                 printf("  memory: %s of %s used, %s not counted here (contexts, other programs)\n",
                        gr_size_format(gpu->used_bytes, a, sizeof(a)), gr_size_format(gpu->total_bytes, b, sizeof(b)),

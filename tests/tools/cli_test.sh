@@ -224,6 +224,11 @@ has "$out" "GPURECLAIM_HARD_LIMIT * 3.000 GiB * (file)"
 has "$out" "GPURECLAIM_CONFIG * $config (default)"
 want 0 "$tool" options --json
 has "$out" '"variable": "GPURECLAIM_HARD_LIMIT", "source": "file"'
+# The program may be in another folder when it reads the file.
+cd "$tree/config" || exit 1
+want 0 "$tool" run --config gpureclaim/config -- printenv GPURECLAIM_CONFIG
+is "$out" "$config"
+cd "$OLDPWD" || exit 1
 # What it prints as a file is one, with each value the default.
 "$tool" options --config | sed 's/^#GPU/GPU/' >"$config"
 want 0 "$tool" options
@@ -276,11 +281,15 @@ if command -v script >/dev/null; then
         # coloured WANTED [NAME=VALUE...]: whether what a terminal gets is coloured
         coloured() {
                 local got=no
-                [[ $(env "${@:2}" script -qec "$tool help run; $tool rnu" /dev/null </dev/null) == *"$bold"* ]] && got=yes
+                [[ $(env "${@:2}" script -qec "$tool help run; $tool rnu; $tool doctor" /dev/null </dev/null) == \
+                        *"$bold"Usage*"${bold%1m}1;31m"gpureclaim:*"${bold%1m}32m"ok* ]] && got=yes
                 is "colours with ${*:2}: $got" "colours with ${*:2}: $1"
         }
         coloured yes TERM=xterm NO_COLOR=
         coloured no TERM=xterm NO_COLOR=1
+        [[ $(TERM=xterm "$tool" help run; "$tool" rnu 2>&1) != *$'\e'* ]] || fail "colours without a terminal"
+        [[ $(TERM=xterm NO_COLOR=1 script -qec "$tool help; $tool rnu; $tool doctor" /dev/null </dev/null) != *$'\e'* ]] ||
+                fail "colours in spite of NO_COLOR"
         coloured no TERM=dumb NO_COLOR=
         coloured no -u TERM NO_COLOR=
 fi

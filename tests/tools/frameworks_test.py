@@ -92,14 +92,18 @@ def write(name, text):
     return path
 
 
-def run(program, *flags, python=(), **environment):
-    """What the program printed."""
+def environment(**more):
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith("GPURECLAIM_") and name not in ("LD_PRELOAD", "PYTHONPATH", "ASAN_OPTIONS")}
+    return {**kept, "XDG_CONFIG_HOME": folder.name, **more}
+
+
+def run(program, *flags, python=(), **variables):
+    """What the program printed."""
     done = subprocess.run(
         [command, "run", "--sim", "--limit", "256MiB", "--log", "error", *flags, "--", sys.executable, "-B", *python,
          program],
-        env={**kept, "XDG_CONFIG_HOME": folder.name, **environment}, capture_output=True, text=True, timeout=60)
+        env=environment(**variables), capture_output=True, text=True, timeout=60)
     return (done.stdout + done.stderr).strip()
 
 
@@ -120,6 +124,21 @@ for name, text in ("torch", TORCH), ("cupy", CUPY), ("jax", JAX):
     # A module of the program's own with the name of ours is another one.
     write("own/gpureclaim.py", "raise SystemExit('the wrong gpureclaim')")
     check(f"{name}, beside another gpureclaim", run(program, PYTHONPATH=os.path.join(folder.name, "own")), f"True {SEEN}")
+
+# Two programs that between them do not fit: what the framework of the first has cached, the second gets.
+waits = write("waits.py", "import torch\nprint('cached', flush=True)\ninput()\n")
+needs = write("needs.py", "from driver import allocate\nprint(allocate(200) is not None)\n")
+for flag, fits in ("--python", "True"), ("--no-python", "False"):
+    with tempfile.TemporaryDirectory() as shared:
+        gpu = {**environment(), "GRSIM_SHARED": os.path.join(shared, "gpu"), "GRSIM_MEMORY": "300MiB",
+               "GPURECLAIM_REGION_DIR": os.path.join(shared, "region")}
+        first = subprocess.Popen([command, "run", "--sim", flag, "--", sys.executable, "-B", waits], env=gpu,
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        first.stdout.readline()
+        second = subprocess.run([command, "run", "--sim", "--log", "silent", "--", sys.executable, "-B", needs], env=gpu,
+                                capture_output=True, text=True, timeout=60)
+        check(f"two programs, {flag}", second.stdout.strip() + second.stderr, fits)
+        first.communicate("\n", timeout=60)
 
 # The program's own sitecustomize runs, once, under its name; what it raises ends as it does without us.
 theirs = os.path.dirname(write("theirs/sitecustomize.py", "import sys\nprint('theirs', __name__, __file__)\n"))
