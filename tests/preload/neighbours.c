@@ -517,6 +517,7 @@ static void mode_command(void)
         says(command(124, "wait --free 1000MiB --timeout 300ms -- echo started", 0), "the time is up");
         says(command(1, "limit 1 4GiB", 0), "does not run under gpureclaim");
         says(command(2, "limit %u 4XiB", pid), "not understood");
+        says(command(2, "limit %u 8", pid), "limit: 8: out of range (from 2MiB)");
         says(command(2, "limit", 0), "needs a process id");
         says(command(2, "reclaim", 0), "needs a process id or --all");
         says(command(2, "wait -- true", 0), "needs --free");

@@ -89,7 +89,8 @@ echo GPURECLAIM_POOL=x3 >"$folder/named"
 # finds FILE VALUE [NAME=VALUE...]
 finds() {
         run "${@:3}"
-        [ "$(wc -l <"$folder/err")" -eq 1 ] && grep -qF "warn: $1:1: GPURECLAIM_POOL=$2: not understood" "$folder/err" ||
+        [ "$(wc -l <"$folder/err")" -eq 1 ] &&
+                grep -qF "warn: $1:1: GPURECLAIM_POOL=$2: not understood" "$folder/err" ||
                 fail "${*:3}: $1 is not read"
 }
 finds "$config" x1 XDG_CONFIG_HOME="$folder/xdg" HOME="$folder/home"

@@ -235,6 +235,15 @@ want 0 "$tool" options
 is "$err" ""
 is "$(grep -c '(file)' <<<"$out")" "$(grep -c '^GPU.*=.' "$config")"
 is "$(grep -c ^GPU "$config")" "$(($(wc -l <<<"$out") - 1))"
+# With more rights than the caller: neither the environment nor the file.
+setuid() {
+        cp "$1" "$2" && chown 65534 "$2" && chmod 4755 "$2"
+}
+if [ "$(id -u)" -eq 0 ] && setuid "$(command -v id)" "$tree/id" && [ "$("$tree/id" -u)" -eq 65534 ]; then
+        chmod 0755 "$tree" && setuid "$tool" "$tree/bin/privileged"
+        want 0 env GPURECLAIM_POOL=bins "$tree/bin/privileged" options
+        [[ $out == *"(file)"* || $out == *"(environment)"* ]] && is "$out" "defaults only"
+fi
 rm -r "$tree/config"
 
 # Programs that the library cannot be loaded into, by what the head of the file says.
@@ -269,7 +278,7 @@ if command -v python3 >/dev/null; then
         warns_of "$tree/script" "$tree/static itself: it is linked statically"
         (cd "$tree" && PATH=:$PATH && warns_of static "static itself: it is linked statically") || failed=1
 fi
-if [ "$(id -u)" -eq 0 ] && cp /bin/true "$tree/setuid" && chown 65534 "$tree/setuid" && chmod 4755 "$tree/setuid"; then
+if [ "$(id -u)" -eq 0 ] && setuid /bin/true "$tree/setuid"; then
         warns_of "$tree/setuid" "$tree/setuid itself: it has more rights than its caller"
 fi
 want 0 "$tool" run -- true
@@ -288,7 +297,8 @@ if command -v script >/dev/null; then
         coloured yes TERM=xterm NO_COLOR=
         coloured no TERM=xterm NO_COLOR=1
         [[ $(TERM=xterm "$tool" help run; "$tool" rnu 2>&1) != *$'\e'* ]] || fail "colours without a terminal"
-        [[ $(TERM=xterm NO_COLOR=1 script -qec "$tool help; $tool rnu; $tool doctor" /dev/null </dev/null) != *$'\e'* ]] ||
+        plain=$(TERM=xterm NO_COLOR=1 script -qec "$tool help; $tool rnu; $tool doctor" /dev/null </dev/null)
+        [[ $plain != *$'\e'* ]] ||
                 fail "colours in spite of NO_COLOR"
         coloured no TERM=dumb NO_COLOR=
         coloured no -u TERM NO_COLOR=

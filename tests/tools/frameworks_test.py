@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Programs that gpureclaim run starts, in which a framework caches device memory: it gives that up when memory is short,
-and the program sees nothing of how. The frameworks are stand-ins of the same names.
+"""Programs that gpureclaim run starts, in which a framework caches device memory: it gives that up when memory is
+short, and the program sees nothing of how. The frameworks are stand-ins of the same names.
 
 Usage: frameworks_test.py GPURECLAIM
 """
@@ -56,7 +56,9 @@ class get_default_memory_pool:
         while held:
             driver.cuMemFree_v2(held.pop())
 
-get_default_pinned_memory_pool = get_default_memory_pool
+class get_default_pinned_memory_pool:
+    def free_all_blocks(self):
+        pass
 """
 
 JAX = """
@@ -76,7 +78,8 @@ importlib.util.find_spec("{0}")  # as libraries do to see whether the framework 
 import {0}
 from driver import allocate
 loader = type({0}.__spec__.loader).__name__, sorted(vars({0}.__spec__.loader))
-print(allocate(200) is not None, sorted(before), [p for p in sys.path if "gpureclaim" in p or p.endswith("run")], *loader)
+ours = [entry for entry in sys.path if entry.endswith("run")]
+print(allocate(200) is not None, sorted(before), ours, *loader)
 """
 
 SEEN = "[] [] SourceFileLoader ['name', 'path']"
@@ -123,7 +126,8 @@ for name, text in ("torch", TORCH), ("cupy", CUPY), ("jax", JAX):
     check(f"{name}, Python without the environment", run(program, python=["-E"]), f"False {SEEN}")
     # A module of the program's own with the name of ours is another one.
     write("own/gpureclaim.py", "raise SystemExit('the wrong gpureclaim')")
-    check(f"{name}, beside another gpureclaim", run(program, PYTHONPATH=os.path.join(folder.name, "own")), f"True {SEEN}")
+    beside = run(program, PYTHONPATH=os.path.join(folder.name, "own"))
+    check(f"{name}, beside another gpureclaim", beside, f"True {SEEN}")
 
 # Two programs that between them do not fit: what the framework of the first has cached, the second gets.
 waits = write("waits.py", "import torch\nprint('cached', flush=True)\ninput()\n")
@@ -135,8 +139,8 @@ for flag, fits in ("--python", "True"), ("--no-python", "False"):
         first = subprocess.Popen([command, "run", "--sim", flag, "--", sys.executable, "-B", waits], env=gpu,
                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         first.stdout.readline()
-        second = subprocess.run([command, "run", "--sim", "--log", "silent", "--", sys.executable, "-B", needs], env=gpu,
-                                capture_output=True, text=True, timeout=60)
+        second = subprocess.run([command, "run", "--sim", "--log", "silent", "--", sys.executable, "-B", needs],
+                                env=gpu, capture_output=True, text=True, timeout=60)
         check(f"two programs, {flag}", second.stdout.strip() + second.stderr, fits)
         first.communicate("\n", timeout=60)
 
@@ -145,6 +149,11 @@ theirs = os.path.dirname(write("theirs/sitecustomize.py", "import sys\nprint('th
 program = write("plain.py", "import sys\nprint(sys.modules['sitecustomize'].__file__, sys.path[1:2])\n")
 path = os.path.join(theirs, "sitecustomize.py")
 check("their sitecustomize", run(program, PYTHONPATH=theirs),
+      f"theirs sitecustomize {path}\n{path} {[theirs]}")
+hook = run(write("hook.py", "import os\nprint(os.environ['PYTHONPATH'])\n"))
+other = os.path.join(folder.name, "other")
+os.symlink(hook, other)
+check("the folder of the hook, by another name as well", run(program, PYTHONPATH=f"{other}:{theirs}"),
       f"theirs sitecustomize {path}\n{path} {[theirs]}")
 write("theirs/sitecustomize.py", "raise ValueError('on purpose')\n")
 with_us, without = (run(program, flag, PYTHONPATH=theirs) for flag in ("--python", "--no-python"))

@@ -673,14 +673,17 @@ static void test_orders(void)
         GR_CHECK(gr_region_take(two, &request));
         GR_CHECK(!gr_region_withdraw(one, (unsigned)two->slot, &wanted));
         gr_region_answer(two, &request, 0);
-        /* A later order of the kind has taken its place, and stays. */
-        wanted.orders = GR_ORDER_THRESHOLD | GR_ORDER_LIMIT;
+        /* Later orders of the kind have taken its place, and stay. */
+        wanted.orders = GR_ORDER_THRESHOLD | GR_ORDER_LIMIT | GR_ORDER_REFRESH;
         gr_region_request(one, (unsigned)two->slot, &wanted);
         gr_region_request(one, (unsigned)two->slot,
-                          &(struct gr_request){.orders = GR_ORDER_THRESHOLD, .new_threshold = GIB});
+                          &(struct gr_request){.orders = GR_ORDER_THRESHOLD | GR_ORDER_LIMIT,
+                                               .new_limit = 3 * GIB,
+                                               .new_threshold = GIB});
         GR_CHECK(gr_region_withdraw(one, (unsigned)two->slot, &wanted));
         GR_CHECK(gr_region_take(two, &request));
-        GR_CHECK_EQ(request.orders, GR_ORDER_THRESHOLD);
+        GR_CHECK_EQ(request.orders, GR_ORDER_THRESHOLD | GR_ORDER_LIMIT);
+        GR_CHECK_EQ(request.new_limit, 3 * GIB);
         GR_CHECK_EQ(request.new_threshold, GIB);
         gr_region_answer(two, &request, 0);
         gr_region_wake_self(two);

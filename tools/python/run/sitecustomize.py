@@ -67,9 +67,8 @@ def _run_hidden():
     import importlib.util
     import os
 
-    folder = os.path.dirname(__file__)
-    if folder in sys.path:
-        sys.path.remove(folder)
+    folder = os.path.realpath(os.path.dirname(__file__))  # however it is spelled
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != folder]
     spec = importlib.machinery.PathFinder.find_spec(__name__)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
