@@ -35,7 +35,7 @@
 #define BACKGROUND_GATHER_NS UINT64_C(500000)      /* pause before a look: frees come in bursts */
 #define BACKGROUND_MOST_NS   UINT64_C(20000000)    /* longest pause between looks at fences that have not passed */
 #define WAKE_NS              UINT64_C(10000000000) /* longest wait of a process that wakes for memory */
-#define TURN_WAIT_NS         UINT64_C(60000000000) /* the shortest of these, and of an allocation, with GPURECLAIM_TURN */
+#define TURN_WAIT_NS         UINT64_C(60000000000) /* the shortest, also of an allocation, with GPURECLAIM_TURN */
 #define TURN_WAITS           10                    /* and in turns */
 #define BACKGROUND_LOOK_NS   UINT64_C(400000000)   /* longest sleep, as a process left alone ends only after it */
 #define BACKGROUND_RETRY_NS  UINT64_C(100000000)   /* pause after a thread could not be made */
