@@ -160,26 +160,18 @@ int mkdir(const char *path, mode_t mode)
         NEXT(mkdir, "mkdir", path, mode);
 }
 
-int stat(const char *restrict path, struct stat *restrict ret)
-{
-        if (DUE(stat))
-                return -1;
-        NEXT(stat, "stat64", path, ret);
-}
-
-int lstat(const char *restrict path, struct stat *restrict ret)
-{
-        if (DUE(lstat))
-                return -1;
-        NEXT(lstat, "lstat64", path, ret);
-}
-
-int fstat(int fd, struct stat *ret)
-{
-        if (DUE(fstat))
-                return -1;
-        NEXT(fstat, "fstat64", fd, ret);
-}
+/* The library calls these for stat, lstat and fstat (tools/glibc/stat.c). */
+#define STAT(name, old, type)                                                                                          \
+        int old(int version, type file, struct stat *ret);                                                             \
+        int old(int version, type file, struct stat *ret)                                                              \
+        {                                                                                                              \
+                if (DUE(name))                                                                                         \
+                        return -1;                                                                                     \
+                NEXT(old, #old, version, file, ret);                                                                   \
+        }
+STAT(stat, __xstat64, const char *)
+STAT(lstat, __lxstat64, const char *)
+STAT(fstat, __fxstat64, int)
 
 int flock(int fd, int kind)
 {
