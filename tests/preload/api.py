@@ -1,4 +1,4 @@
-"""gpureclaim.py on the simulated device, with the driver called through ctypes."""
+"""The Python module on the simulated device, with the driver called through ctypes."""
 
 import ctypes
 import sys

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The figures that gpureclaim.py reads are those of the structure in gpureclaim.h, in its order.
+# The figures that the Python module reads are those of the structure in gpureclaim.h, in its order.
 # Usage: python_test.sh GPURECLAIM_H FOLDER_OF_GPURECLAIM_PY
 set -u
 command -v python3 >/dev/null || exit 77

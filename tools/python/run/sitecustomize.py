@@ -14,7 +14,7 @@ def _register(name):
     import os
 
     # Not by its name: the program may have a gpureclaim of its own.
-    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "gpureclaim.py")
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_gpureclaim_run.py")
     spec = importlib.util.spec_from_file_location("_gpureclaim_run", path)
     gpureclaim = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(gpureclaim)

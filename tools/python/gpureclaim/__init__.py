@@ -1,6 +1,6 @@
 """gpureclaim from Python: see how much device memory there is, get some back, and help when it is short.
 
-Works in a process that has libgpureclaim.so preloaded, and needs nothing but this file. Sizes are bytes, devices are
+Works in a process that has libgpureclaim.so preloaded, and needs nothing but this module. Sizes are bytes, devices are
 CUDA's ordinals.
 
     import gpureclaim
@@ -12,10 +12,13 @@ CUDA's ordinals.
 `gpureclaim run` calls the last for a program that imports such a framework.
 """
 
+from __future__ import annotations
+
 import atexit
 import ctypes
 import errno
 import os
+from typing import Any, Callable
 
 __all__ = ["available", "cupy", "jax", "on_reclaim", "reclaim", "status", "torch", "version"]
 
@@ -58,7 +61,7 @@ class _Status(ctypes.Structure):  # struct gpureclaim_status
     ]
 
 
-def _library():
+def _library() -> ctypes.CDLL | None:
     library = ctypes.CDLL(None)  # the process: the library is preloaded or not there at all
     try:
         library.gpureclaim_register.argtypes = [ctypes.POINTER(_Reclaimable), ctypes.POINTER(ctypes.c_uint64)]
@@ -73,31 +76,31 @@ def _library():
 
 
 _lib = _library()
-_registered = {}  # id: what ctypes must not let go of
+_registered: dict[int, _Reclaimable] = {}  # id: what ctypes must not let go of
 
 
-def available():
+def available() -> bool:
     """Whether libgpureclaim.so is in this process."""
     return _lib is not None
 
 
-def _need():
+def _need() -> ctypes.CDLL:
     if _lib is None:
         raise RuntimeError("libgpureclaim.so is not in this process: start it with LD_PRELOAD")
     return _lib
 
 
-def _check(rc, what):
+def _check(rc: int, what: str) -> int:
     if rc < 0:
         raise OSError(-rc, f"{what}: {os.strerror(-rc)}")
     return rc
 
 
-def version():
+def version() -> str:
     return _need().gpureclaim_version().decode()
 
 
-def status(device=0):
+def status(device: int = 0) -> dict[str, int | None]:
     """What this process holds of a device, as a dict of bytes and one count; None where there is no limit, or a figure
     is not known."""
     result = _Status(struct_bytes=ctypes.sizeof(_Status))
@@ -106,12 +109,12 @@ def status(device=0):
     return {name: None if value == 2**64 - 1 else value for name, value in values.items()}
 
 
-def reclaim(device=0, rung="sync", want_bytes=0):
+def reclaim(device: int = 0, rung: str = "sync", want_bytes: int = 0) -> int:
     """Gets memory back for others, by means up to rung, until it is want_bytes (0: all). Returns the bytes."""
     return _check(_need().gpureclaim_reclaim(device, rung.encode(), want_bytes), f"reclaim {rung} on device {device}")
 
 
-def _hook(function):
+def _hook(function: Callable[[int, int], Any] | None) -> Any:
     if function is None:
         return _HOOK()
 
@@ -125,7 +128,7 @@ def _hook(function):
     return _HOOK(call)
 
 
-def _adapted(function):
+def _adapted(function: Callable[..., Any] | None) -> Callable[[int, int], Any] | None:
     """Lets a hook take (device, want_bytes) or nothing."""
     if function is None:
         return None
@@ -136,14 +139,15 @@ def _adapted(function):
     return lambda device, want_bytes: function()
 
 
-def on_reclaim(purge=None, drop=None, name=None, limit_ms=0):
+def on_reclaim(purge: Callable[..., Any] | None = None, drop: Callable[..., Any] | None = None,
+               name: str | None = None, limit_ms: int = 0) -> Callable[[], None]:
     """Has purge called when device memory is short, and drop when all else failed; either takes (device, want_bytes) or
     nothing. They run on another thread, which an allocation waits for no longer than limit_ms (0: a second). Returns a
     function that takes them off again."""
     lib = _need()
     entry = _Reclaimable(
         struct_bytes=ctypes.sizeof(_Reclaimable),
-        name=(name or getattr(purge or drop, "__qualname__", "python")).encode(),
+        name=(name or str(getattr(purge or drop, "__qualname__", "python"))).encode(),
         purge=_hook(_adapted(purge)),
         drop=_hook(_adapted(drop)),
         limit_ms=limit_ms,
@@ -152,7 +156,7 @@ def on_reclaim(purge=None, drop=None, name=None, limit_ms=0):
     _check(lib.gpureclaim_register(ctypes.byref(entry), ctypes.byref(number)), "on_reclaim")
     _registered[number.value] = entry
 
-    def remove():
+    def remove() -> None:
         if number.value in _registered:
             rc = lib.gpureclaim_unregister(number.value)
             if rc != -errno.EBUSY:  # else it runs on, and what it uses must stay
@@ -161,7 +165,7 @@ def on_reclaim(purge=None, drop=None, name=None, limit_ms=0):
     return remove
 
 
-def torch(limit_ms=200, collect=True):
+def torch(limit_ms: int = 200, collect: bool = True) -> Callable[[], None]:
     """Registers what PyTorch can give up: garbage, its cached blocks, and, where all else failed, the workspaces of
     cuBLAS and the plans of cuFFT. Without collect garbage is left alone, because collecting it runs finalizers of the
     program on another thread. It helps the others in the process (CuPy, JAX, the CUDA libraries); for PyTorch's own
@@ -170,7 +174,7 @@ def torch(limit_ms=200, collect=True):
 
     import torch as pytorch
 
-    def purge(device, want_bytes):
+    def purge(device: int, want_bytes: int) -> None:
         if not pytorch.cuda.is_initialized():
             return
         before = pytorch.cuda.memory_reserved(device)
@@ -179,7 +183,7 @@ def torch(limit_ms=200, collect=True):
         if collect and before - pytorch.cuda.memory_reserved(device) < want_bytes and gc.collect():
             pytorch.cuda.empty_cache()
 
-    def drop(device, want_bytes):
+    def drop(device: int, want_bytes: int) -> None:
         if not pytorch.cuda.is_initialized():
             return
         clear = getattr(pytorch._C, "_cuda_clearCublasWorkspaces", None)
@@ -191,11 +195,11 @@ def torch(limit_ms=200, collect=True):
     return on_reclaim(purge, drop, name="torch", limit_ms=limit_ms)
 
 
-def cupy(limit_ms=200):
+def cupy(limit_ms: int = 200) -> Callable[[], None]:
     """Registers the free blocks of CuPy's memory pools, of the device and of pinned memory."""
     import cupy as array_library
 
-    def purge(device, want_bytes):
+    def purge(device: int, want_bytes: int) -> None:
         with array_library.cuda.Device(device):  # its pool has blocks for each device
             array_library.get_default_memory_pool().free_all_blocks()
         array_library.get_default_pinned_memory_pool().free_all_blocks()
@@ -203,7 +207,7 @@ def cupy(limit_ms=200):
     return on_reclaim(purge, name="cupy", limit_ms=limit_ms)
 
 
-def jax(limit_ms=200):
+def jax(limit_ms: int = 200) -> Callable[[], None]:
     """Registers what JAX has compiled, to be dropped where all else failed: it compiles again. The memory that its own
     allocator has cached cannot be given back."""
     import jax as tracer
@@ -211,13 +215,13 @@ def jax(limit_ms=200):
     return on_reclaim(drop=tracer.clear_caches, name="jax", limit_ms=limit_ms)
 
 
-def register_framework(name):
+def register_framework(name: str) -> None:
     """For tools/python/run: what the program would call, but for what it might notice."""
     {"torch": lambda: torch(collect=False), "cupy": cupy, "jax": jax}[name]()
 
 
 @atexit.register
-def _remove_all():
+def _remove_all() -> None:
     # A hook must not be called in an interpreter that is gone.
     for number in list(_registered):
-        _lib.gpureclaim_unregister(number)
+        _need().gpureclaim_unregister(number)
