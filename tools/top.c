@@ -148,7 +148,7 @@ __attribute__((format(printf, 3, 4))) static void draw_line(int line, int attrib
 
 static void draw_screen(void)
 {
-        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], bar[BAR_WIDTH + 2];
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], bar[BAR_WIDTH + 2], idle[16];
         size_t first = 0, room;
         int line = 0;
 
@@ -173,14 +173,15 @@ static void draw_screen(void)
                 const struct gr_member *member = view.rows[i].member;
                 const uint64_t *figures = member->figures;
 
-                draw_line(line, i == view.selected ? A_REVERSE : A_NORMAL, "%8u  %c  %-15.15s %s%12s %12s %12s %6.0fs",
+                snprintf(idle, sizeof(idle), "%.0fs", member_idle_s(view.rows[i].gpu, member));
+                draw_line(line, i == view.selected ? A_REVERSE : A_NORMAL, "%8u  %c  %-15.15s %s%12s %12s %12s %7s",
                           member->identity.pid, gpu_letter(view.rows[i].gpu), member->name,
                           format_bar(figures[GR_FIGURE_live], figures[GR_FIGURE_cached],
                                      figures[GR_FIGURE_device_total], bar),
                           gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
                           gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
                           gr_size_format(figures[GR_FIGURE_hard_limit], c, sizeof(c)),
-                          member_idle_s(view.rows[i].gpu, member));
+                          figures[GR_FIGURE_asleep] > 0 ? "asleep" : idle);
         }
         if (view.count == 0)
                 draw_line(line, A_NORMAL, "No process of yours runs under gpureclaim on a GPU here.");
@@ -310,10 +311,9 @@ int command_top(const struct arguments *arguments)
                 else if (key == KEY_DOWN)
                         select_row(view.selected + 1);
                 else if (key == '?' || key == 'h')
-                        snprintf(view.note, sizeof(view.note),
-                                 "bars: # live (of a GPU: used), + cached, . the rest; LIMIT: the hard limit; IDLE: "
-                                 "since "
-                                 "memory was used");
+                        snprintf(view.note, sizeof(view.note), "%s",
+                                 "bars: # live (of a GPU: used), + cached, . the rest; LIMIT: the hard limit; "
+                                 "IDLE: since memory was used");
                 else if (key == 's')
                         view.order = (view.order + 1) % ORDERS;
                 else if (key == 't' || key == 'l')

@@ -145,7 +145,7 @@ class Terminal:
 
 
 def watch(scene):
-    cached, live = scene.start(), scene.start()
+    cached, live = scene.start(), scene.start(GPURECLAIM_SLEEP="demand")
     for mib in (100, 50):
         cached.ask("alloc", 0, mib)
     cached.ask("free")
@@ -210,6 +210,8 @@ def watch(scene):
     time.sleep(0.3)
     terminal.resize(24, 110)
     check(terminal.shows("GPU ", "PID", first, second, "q quit"), "a large one after a tiny one")
+    check(scene.run("sleep", str(live.pid))[0] == 0 and terminal.shows(first + r".*300.000 MiB.* asleep\b"),
+          "one that sleeps")
     live.kill()
     check(until(lambda: terminal.read() or not re.search(first, terminal.screen.text())), "a killed one goes")
     cached.end()
