@@ -47,9 +47,12 @@ __attribute__((visibility("default"))) int poll(struct pollfd *fds, nfds_t count
         return (int)syscall(SYS_ppoll, fds, count, wait_ms < 0 ? NULL : &left, NULL, 0);
 }
 
-/* Likewise. */
-__attribute__((visibility("default"))) int fstat(int fd, struct stat *ret)
+/* Likewise; the library calls this one for fstat (tools/glibc/stat.c). */
+int __fxstat64(int version, int fd, struct stat *ret);
+
+__attribute__((visibility("default"))) int __fxstat64(int version, int fd, struct stat *ret)
 {
+        (void)version;
         if (!unseen)
                 return fstatat(fd, "", ret, AT_EMPTY_PATH);
         errno = EIO;
