@@ -411,9 +411,9 @@ static void read_line(struct gr_options *ret, char *line, const char *where, str
         if (has_value)
                 value += 1 + strspn(value + 1, " \t");
         if (!warn) {
-                if (!has_value || id == GR_OPTION_COUNT || id == GR_OPTION_CONFIG || !*value)
+                if (id == GR_OPTION_COUNT || id == GR_OPTION_CONFIG || (has_value && !*value))
                         return;
-                bad[id].rc = gr_option_parse(&gr_option_table[id], value, value_of(ret, id));
+                bad[id].rc = has_value ? gr_option_parse(&gr_option_table[id], value, value_of(ret, id)) : -EINVAL;
                 bad[id].text = bad[id].rc < 0 ? value : NULL;
                 if (bad[id].rc == 0)
                         ret->source[id] = GR_FROM_FILE;
@@ -436,6 +436,8 @@ static void read_lines(struct gr_options *ret, struct gr_options_file *file, str
 {
         char where[PATH_SHOWN + 32], *next = file->text;
 
+        if (strncmp(next, "\xef\xbb\xbf", 3) == 0) /* how editors of Windows begin a file */
+                next += 3;
         for (unsigned number = 1; *next; number++) {
                 char *line = next + strspn(next, " \t"), *end = line + strcspn(line, "\n"), kept;
 
@@ -450,6 +452,20 @@ static void read_lines(struct gr_options *ret, struct gr_options_file *file, str
         }
 }
 
+static const char *file_reason(int error)
+{
+        switch (error) {
+        case -EPERM:
+                return "it belongs to another user, or all may write to it";
+        case -ESPIPE:
+                return "it is a pipe, which only one process could read";
+        case -EILSEQ:
+                return "it is not text";
+        default:
+                return strerror(-error);
+        }
+}
+
 static void warn_file(struct gr_options *ret, struct gr_options_file *file, struct bad_value bad[GR_OPTION_COUNT],
                       gr_options_warn *warn, void *warn_arg)
 {
@@ -460,7 +476,7 @@ static void warn_file(struct gr_options *ret, struct gr_options_file *file, stru
                 return;
         }
         snprintf(message, sizeof(message), "%.*s: no option is taken from this file: %s", PATH_SHOWN, file->path,
-                 file->error == -EPERM ? "it belongs to another user, or all may write to it" : strerror(-file->error));
+                 file_reason(file->error));
         warn(message, warn_arg);
 }
 

@@ -33,15 +33,18 @@ static bool find_default(char path[GR_PATH_BYTES])
 }
 
 /*
- * Whether a file that the user did not name is the user's: HOME may be another's, as it can be with sudo. 0 or -errno.
+ * Whether the file may be used: a pipe gives its text to one process only, and a file that the user did not name must
+ * be the user's, as HOME may be another's, as it can be with sudo. 0 or -errno.
  */
-static int check_owner(int fd)
+static int check_file(int fd, bool is_named)
 {
         struct stat file;
 
         if (fstat(fd, &file) != 0)
                 return -errno;
-        return (file.st_uid == geteuid() || file.st_uid == 0) && !(file.st_mode & S_IWOTH) ? 0 : -EPERM;
+        if (S_ISFIFO(file.st_mode))
+                return -ESPIPE;
+        return is_named || ((file.st_uid == geteuid() || file.st_uid == 0) && !(file.st_mode & S_IWOTH)) ? 0 : -EPERM;
 }
 
 /* 0 or -errno. */
@@ -59,29 +62,30 @@ static int read_text(int fd, char text[GR_FILE_BYTES])
         if (used == GR_FILE_BYTES)
                 return -EFBIG;
         text[used] = '\0';
-        return 0;
+        return strlen(text) == used ? 0 : -EILSEQ;
 }
 
 /* Reads the file, if there is one or should be. False: neither. */
 static bool read_file(struct gr_options_file *file)
 {
         const char *named = read_environment(gr_option_table[GR_OPTION_CONFIG].env);
+        const bool is_named = named && *named;
         int fd;
 
         *file->text = '\0';
-        if (named && *named)
+        if (is_named)
                 snprintf(file->path, sizeof(file->path), "%s", named);
         else if (!find_default(file->path))
                 return false;
         fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a FIFO must not stop the program */
         file->error = fd < 0 ? -errno : 0;
-        if (fd >= 0 && !(named && *named))
-                file->error = check_owner(fd);
+        if (fd >= 0)
+                file->error = check_file(fd, is_named);
         if (file->error == 0)
                 file->error = read_text(fd, file->text);
         if (fd >= 0)
                 close(fd);
-        return (named && *named) || (file->error != -ENOENT && file->error != -ENOTDIR);
+        return is_named || (file->error != -ENOENT && file->error != -ENOTDIR);
 }
 
 int gr_options_read(struct gr_options *ret, gr_options_warn *warn, void *warn_arg)

@@ -216,6 +216,11 @@ want 0 env GPURECLAIM_CONFIG=/dev/null "$tool" run -- echo started
 want 2 env GPURECLAIM_CONFIG="$tree/nothing" "$tool" run -- echo started
 has "$err" "$tree/nothing: no option is taken from this file: No such file"
 has "$err" "GPURECLAIM_CONFIG=/dev/null is no file"
+echo GPURECLAIM_HARD_LIMIT 4GiB >"$config"
+want 2 "$tool" run -- echo started
+has "$err" "$config:1: not understood (expected NAME=VALUE)"
+want 2 "$tool" run --config <(echo GPURECLAIM_HARD_LIMIT=4GiB) -- echo started
+has "$err" "it is a pipe, which only one process could read"
 echo GPURECLAIM_HARD_LIMIT=3GiB >"$config"
 want 0 "$tool" run -- env
 [[ $out == *GPURECLAIM_* ]] && is "$out" "no variable of the file: the library reads it"

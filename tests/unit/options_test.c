@@ -253,6 +253,11 @@ static void test_file(void)
                      "/f:7: GPURECLAIM_STATS=2: not understood (expected 0|1); using 1, from the environment");
         GR_CHECK(options.bad[GR_OPTION_HARD_LIMIT] && options.bad[GR_OPTION_POOL] && !options.bad[GR_OPTION_STATS]);
         GR_CHECK_STR(options.config.text, "/f");
+        LOAD_FILE("\xef\xbb\xbfGPURECLAIM_POOL=bins\r\nGPURECLAIM_HARD_LIMIT 4GiB\r\n", NULL);
+        GR_CHECK_EQ(warning_count, 1);
+        GR_CHECK_STR(warnings[0], "/f:2: not understood (expected NAME=VALUE)");
+        GR_CHECK_EQ(options.pool, GR_POOL_BINS);
+        GR_CHECK(options.bad[GR_OPTION_HARD_LIMIT]);
         file.error = -EACCES;
         LOAD_FILE("GPURECLAIM_POOL=bins", "GPURECLAIM_LOG=error");
         GR_CHECK_EQ(warning_count, 1);
