@@ -85,7 +85,11 @@ static bool read_file(struct gr_options_file *file)
                 file->error = read_text(fd, file->text);
         if (fd >= 0)
                 close(fd);
-        return is_named || (file->error != -ENOENT && file->error != -ENOTDIR);
+        if (is_named)
+                return true;
+        /* Whoever may not search the folder has no file there: HOME is another's, as in a container with a user. */
+        return file->error != -ENOENT && file->error != -ENOTDIR &&
+               (file->error != -EACCES || access(file->path, F_OK) == 0);
 }
 
 int gr_options_read(struct gr_options *ret, gr_options_warn *warn, void *warn_arg)

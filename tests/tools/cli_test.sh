@@ -221,6 +221,19 @@ want 2 "$tool" run -- echo started
 has "$err" "$config:1: not understood (expected NAME=VALUE)"
 want 2 "$tool" run --config <(echo GPURECLAIM_HARD_LIMIT=4GiB) -- echo started
 has "$err" "it is a pipe, which only one process could read"
+# A folder that cannot be searched holds no file of the user's.
+as_other=(setpriv --reuid=65534 --regid=65534 --clear-groups env -u XDG_CONFIG_HOME HOME="$tree/closed")
+mkdir "$tree/closed"
+if [ "$(id -u)" -eq 0 ] && chmod 0755 "$tree" && "${as_other[@]}" test -x "$tool" 2>/dev/null; then
+        chmod 0700 "$tree/closed"
+        want 0 "${as_other[@]}" "$tool" run -- echo started
+        is "$err" ""
+        mkdir -m 0755 -p "$tree/closed/.config/gpureclaim"
+        install -m 0600 "$config" "$tree/closed/.config/gpureclaim/config"
+        chmod 0755 "$tree/closed" "$tree/closed/.config"
+        want 2 "${as_other[@]}" "$tool" run -- echo started
+        has "$err" "no option is taken from this file: Permission denied"
+fi
 echo GPURECLAIM_HARD_LIMIT=3GiB >"$config"
 want 0 "$tool" run -- env
 [[ $out == *GPURECLAIM_* ]] && is "$out" "no variable of the file: the library reads it"
