@@ -48,8 +48,6 @@ static int check_value(const struct gr_option *option, const char *text)
 /* Sets the variables of the options that are given as flags. */
 static int set_variables(const struct arguments *arguments)
 {
-        char path[PATH_MAX];
-
         for (enum gr_option_id id = 0; id < GR_OPTION_COUNT; id++) {
                 const char *value = option_value(arguments, id);
                 int status;
@@ -59,9 +57,6 @@ static int set_variables(const struct arguments *arguments)
                 status = check_value(&gr_option_table[id], value);
                 if (status != EXIT_SUCCESS)
                         return status;
-                /* The program may change its working directory before it reads the file. */
-                if (id == GR_OPTION_CONFIG && realpath(value, path))
-                        value = path;
                 if (setenv(gr_option_table[id].env, value, 1) != 0) {
                         complain("run: %s: %s", gr_option_table[id].env, strerror(errno));
                         return EXIT_FAILURE;
@@ -102,10 +97,15 @@ int set_preload(const struct arguments *arguments)
         const char *command = arguments->command;
         char library[PATH_MAX], sim_dir[PATH_MAX], python_dir[PATH_MAX];
         static struct gr_options options;
+        const char *config_variable = gr_option_table[GR_OPTION_CONFIG].env, *config = getenv(config_variable);
+        char config_path[PATH_MAX];
         int status = check_limits(command, &options);
 
         if (status != EXIT_SUCCESS)
                 return status;
+        /* The program may change its working directory before it reads the file. */
+        if (config && *config && realpath(config, config_path))
+                setenv(config_variable, config_path, 1);
         if (find_library(library, sizeof(library)) < 0) {
                 complain("%s: libgpureclaim.so is neither beside this program nor in %s", command, GR_LIBDIR);
                 return STATUS_NO_LIBRARY;

@@ -246,6 +246,8 @@ has "$out" '"variable": "GPURECLAIM_HARD_LIMIT", "source": "file"'
 cd "$tree/config" || exit 1
 want 0 "$tool" run --config gpureclaim/config -- printenv GPURECLAIM_CONFIG
 is "$out" "$config"
+want 0 env GPURECLAIM_CONFIG=gpureclaim/config "$tool" run -- printenv GPURECLAIM_CONFIG
+is "$out" "$config"
 cd "$OLDPWD" || exit 1
 # What it prints as a file is one, with each value the default.
 "$tool" options --config | sed 's/^#GPU/GPU/' >"$config"
