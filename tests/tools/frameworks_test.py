@@ -169,6 +169,46 @@ for _ in range(2):
         print(error)
 """)
 check("a framework that is broken", run(program), "no CUDA\nno CUDA")
+# Finders of the program's own: one that asks all others, and so ours, which must not ask it again; one of the kind of
+# Python 3.11 and before; and one whose loader is the same each time.
+program = write("asks.py", """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        others = [finder for finder in sys.meta_path if finder is not self and name == "torch"]
+        return next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+sys.meta_path.insert(0, Finder())
+import torch
+from driver import allocate
+print(allocate(200) is not None)
+""")
+check("a finder that asks the others", run(program), "True")
+program = write("older.py", """
+import sys, types
+class Older:
+    def find_module(self, name, path=None):
+        return self if name == "torch" else None
+    def load_module(self, name):
+        sys.modules[name] = types.ModuleType("theirs")
+        return sys.modules[name]
+sys.meta_path.insert(-1, Older())
+import torch
+print(torch.__name__)
+""")
+older = run(program, "--no-python", python=["-W", "ignore"])
+check("a finder of the older kind", run(program, python=["-W", "ignore"]), older)
+program = write("archive.py", f"""
+import importlib.util, sys, zipfile
+with zipfile.ZipFile({folder.name!r} + "/zipped", "w") as archive:
+    archive.write({folder.name!r} + "/torch.py", "torch.py")
+sys.path.insert(0, archive.filename)
+for _ in range(2000):
+    importlib.util.find_spec("torch")
+import torch
+print("zipped" in torch.__file__, "exec_module" in getattr(torch.__loader__, "__dict__", ()))
+""")
+check("a framework in a zip file, found often", run(program), "True False")
+
 program = write("child.py", f"""
 import os, subprocess, sys
 subprocess.run([sys.executable, "-B", os.path.join({folder.name!r}, "uses_torch.py")])

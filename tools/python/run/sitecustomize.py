@@ -27,34 +27,60 @@ class _Finder(object):
 
     def __init__(self, names):
         self.names = set(names)
+        self.asking = set()  # (thread, name): another finder may ask all others as well, and so this one again
 
     def find_spec(self, name, path=None, target=None):
         if name not in self.names:
             return None
+        import _thread
+
+        asked = _thread.get_ident(), name
+        if asked in self.asking:
+            return None
+        self.asking.add(asked)
+        try:
+            return self._find(name, path, target)
+        finally:
+            self.asking.discard(asked)
+
+    def _find(self, name, path, target):
         for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
+            if finder is self:
+                continue
+            find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find else None
             if spec is not None:
-                self._watch(name, spec.loader)
+                self._watch(spec.loader)
                 return spec
+            # Up to Python 3.11 a finder may be of the older kind. Python asks it again for what it finds.
+            find_module = None if find or sys.version_info >= (3, 12) else getattr(finder, "find_module", None)
+            if find_module and find_module(name, path) is not None:
+                return None
         return None
 
-    def _watch(self, name, loader):
+    def _watch(self, loader):
         execute = getattr(loader, "exec_module", None)
-        if execute is None or isinstance(loader, type):
+        # One of a zip file is the loader of all in it, and may be watched already.
+        if execute is None or isinstance(loader, type) or getattr(execute, "watcher", None) is self:
             return
 
         def exec_module(module):
             execute(module)
-            if module.__name__ != name or name not in self.names:
+            name = module.__name__
+            if name not in self.names:
                 return
             self.names.discard(name)
-            vars(loader).pop("exec_module", None)
+            if vars(loader).get("exec_module") is exec_module:
+                del loader.exec_module
+                if before is not None:
+                    loader.exec_module = before
             try:
                 _register(name)
             except Exception:  # it was to help the program, which runs without it as well
                 pass
 
+        exec_module.watcher = self
+        before = getattr(loader, "__dict__", {}).get("exec_module")
         try:
             loader.exec_module = exec_module
         except AttributeError:
