@@ -159,6 +159,20 @@ write("theirs/sitecustomize.py", "raise ValueError('on purpose')\n")
 with_us, without = (run(program, flag, PYTHONPATH=theirs) for flag in ("--python", "--no-python"))
 check("their sitecustomize fails", with_us.count("ValueError: on purpose"), without.count("ValueError: on purpose"))
 
+# Where the working directory is gone, a relative folder cannot be compared. Python 3.11 and above do not start there.
+program = write("relative.py", """
+import os, sys, tempfile
+os.chdir(tempfile.mkdtemp())
+os.rmdir(os.getcwd())
+sys.path[:] = [""] + os.environ["PYTHONPATH"].split(":")
+import importlib.util
+import sitecustomize
+before = list(sys.path)
+exec(open(sitecustomize.__file__).read(), dict(vars(sitecustomize)))
+print(before[:1] + before[2:] == sys.path)
+""")
+check("a working directory that is gone", run(program), "True")
+
 # A framework that cannot be imported fails as ever, also when it is tried again; a child process has the hook, too.
 write("broken/torch.py", "raise ImportError('no CUDA')\n")
 program = write("broken/program.py", """

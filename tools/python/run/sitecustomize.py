@@ -93,8 +93,14 @@ def _run_hidden():
     import importlib.util
     import os
 
-    folder = os.path.realpath(os.path.dirname(__file__))  # however it is spelled
-    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != folder]
+    def is_ours(entry):
+        try:
+            return os.path.realpath(entry) == folder  # however it is spelled
+        except OSError:  # a relative one, and the working directory is gone
+            return False
+
+    folder = os.path.realpath(os.path.dirname(__file__))
+    sys.path[:] = [entry for entry in sys.path if not is_ours(entry)]
     spec = importlib.machinery.PathFinder.find_spec(__name__)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
