@@ -8,6 +8,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -34,6 +35,7 @@ static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_API);
 static struct registered table[GR_RECLAIMABLES_MAX] GR_GUARDED_BY(lock);
 static uint64_t last_id GR_GUARDED_BY(lock);
 static bool core_ready GR_GUARDED_BY(lock);
+static _Atomic bool forgotten; /* no hook is called any more */
 
 /* Turns the result of a purge or drop of the program, which may be errno or -errno, into 0 or -errno. */
 static int negative_errno(int rc)
@@ -72,6 +74,11 @@ void gr_api_init(void)
                 if (table[i].id)
                         gr_reclaimable_register(&gr_core, &table[i].entry);
         gr_unlock(&lock);
+}
+
+void gr_api_forget(void)
+{
+        atomic_store(&forgotten, true);
 }
 
 /*
@@ -128,6 +135,8 @@ GR_EXPORT int gpureclaim_unregister(uint64_t id)
         int rc = 0;
         bool ready;
 
+        if (atomic_load(&forgotten))
+                return 0;
         gr_lock(&lock);
         slot = id && id != LEAVING ? find_registered(id) : NULL;
         if (slot)

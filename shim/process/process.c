@@ -202,8 +202,10 @@ static void trim_pools(void *context, int device)
 /* A child after fork has no background thread and, by CUDA's rules, no usable driver: the library is off there. */
 static void in_child(void)
 {
-        if (atomic_load(&in_use))
+        if (atomic_load(&in_use)) {
                 atomic_store(&gr_shim_state, GR_SHIM_OFF);
+                gr_api_forget();
+        }
         gr_neighbour_forget();
         gr_segment_export_forget();
 }

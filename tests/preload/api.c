@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static gpureclaim_register_function *enlist;
@@ -203,12 +204,19 @@ static void busy(bool ends)
         struct gpureclaim_reclaimable endless = {
                 .struct_bytes = sizeof(endless), .name = "endless", .purge = purge_without_end, .limit_ms = 1};
         CUdeviceptr ptr;
+        int status;
+        pid_t child;
 
         gt_open(&gt);
         GR_CHECK_EQ(enlist(&endless, &id), 0);
         GR_CHECK_EQ(cuMemAlloc(&ptr, 300 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
         while (!atomic_load(&hook_inside))
                 gt_sleep_us(1000);
+        child = fork();
+        if (child == 0)
+                _exit(unlist(id) == 0 ? EXIT_SUCCESS : EXIT_FAILURE); /* the hook does not run there */
+        GR_CHECK(child > 0 && waitpid(child, &status, 0) == child);
+        GR_CHECK_EQ(status, 0);
         GR_CHECK_EQ(unlist(id), -EBUSY);
         GR_CHECK_EQ(unlist(id), -ENOENT);
         GR_CHECK_EQ(unlist(UINT64_MAX), -ENOENT); /* no number frees its place */
