@@ -12,6 +12,7 @@
 #include "command.h"
 
 #define SCRIPTS_MOST 4 /* how many interpreters one after the other are looked at */
+#define OPEN_FLAGS   (O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) /* a FIFO must not stop the command */
 
 extern const ElfW(Ehdr) __ehdr_start __attribute__((visibility("hidden"))); /* of this program; by the linker */
 
@@ -22,13 +23,13 @@ static int open_program(const char *name)
         char path[PATH_MAX];
 
         if (strchr(name, '/'))
-                return open(name, O_RDONLY | O_CLOEXEC);
+                return open(name, OPEN_FLAGS);
         for (folders = folders ? folders : "/bin:/usr/bin"; *folders; folders = end + (*end == ':')) {
                 end = folders + strcspn(folders, ":");
                 if (snprintf(path, sizeof(path), "%.*s/%s", end > folders ? (int)(end - folders) : 1,
                              end > folders ? folders : ".", name) < (int)sizeof(path) &&
                     access(path, X_OK) == 0)
-                        return open(path, O_RDONLY | O_CLOEXEC);
+                        return open(path, OPEN_FLAGS);
         }
         return -1;
 }

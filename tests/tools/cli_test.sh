@@ -301,6 +301,8 @@ fi
 if [ "$(id -u)" -eq 0 ] && setuid /bin/true "$tree/setuid"; then
         warns_of "$tree/setuid" "$tree/setuid itself: it has more rights than its caller"
 fi
+mkfifo -m 0755 "$tree/fifo"
+want 126 timeout 10 "$tool" run -- "$tree/fifo"
 want 0 "$tool" run -- true
 is "$err" ""
 
