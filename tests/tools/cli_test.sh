@@ -261,8 +261,9 @@ setuid() {
 }
 if [ "$(id -u)" -eq 0 ] && setuid "$(command -v id)" "$tree/id" && [ "$("$tree/id" -u)" -eq 65534 ]; then
         chmod 0755 "$tree" && setuid "$tool" "$tree/bin/privileged"
-        # A search for leaks traces its own process, which this one does not allow.
-        want 0 env ASAN_OPTIONS=detect_leaks=0 GPURECLAIM_POOL=bins "$tree/bin/privileged" options
+        out=$(GPURECLAIM_POOL=bins "$tree/bin/privileged" options 2>&1)
+        # AddressSanitizer's search for leaks traces its own process, which such a one does not allow.
+        [[ $? -eq 0 || $out == *"LeakSanitizer does not work"* ]] || is "$out" "exit status 0"
         [[ $out == *"(file)"* || $out == *"(environment)"* ]] && is "$out" "defaults only"
 fi
 rm -r "$tree/config"
