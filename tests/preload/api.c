@@ -204,7 +204,7 @@ static void busy(bool ends)
         struct gpureclaim_reclaimable endless = {
                 .struct_bytes = sizeof(endless), .name = "endless", .purge = purge_without_end, .limit_ms = 1};
         CUdeviceptr ptr;
-        int status;
+        int status = -1;
         pid_t child;
 
         gt_open(&gt);

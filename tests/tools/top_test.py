@@ -145,7 +145,7 @@ class Terminal:
 
 
 def watch(scene):
-    cached, live = scene.start(), scene.start(GPURECLAIM_SLEEP="demand")
+    cached, live = scene.start(GPURECLAIM_DECAY="0"), scene.start(GPURECLAIM_SLEEP="demand")
     for mib in (100, 50):
         cached.ask("alloc", 0, mib)
     cached.ask("free")
