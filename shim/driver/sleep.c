@@ -19,6 +19,7 @@
 #include "reclaim/reclaimable.h"
 #include "reclaim/rung.h"
 #include "system/environment.h"
+#include "system/host_memory.h"
 #include "system/workers.h"
 
 #define MOVERS_MAX    14 /* threads that copy; that many nearly fill the link (docs/measurements.md, sleep-copies) */
@@ -392,16 +393,23 @@ static uint64_t asleep_bytes(void)
         return sum;
 }
 
+/* How much more host memory may be taken. An eighth of what is left there stays for all else that runs. */
+static uint64_t room_on_host(void)
+{
+        uint64_t asleep = asleep_bytes(), left = gr_host_free_bytes();
+
+        return gr_min(config.host_bytes > asleep ? config.host_bytes - asleep : 0, left - left / 8);
+}
+
 GR_NOT_CHECKED static bool move_memory_out(struct gr_context *context, void *arg)
 {
-        uint64_t asleep = asleep_bytes(), most_bytes = config.host_bytes > asleep ? config.host_bytes - asleep : 0;
         struct outcome *outcome = arg;
         struct gr_memory **memories;
         size_t count;
 
         gr_assert_locked(&sleep_lock);
         gr_rung_run(context, GR_RUNG_TRIM, UINT64_MAX);
-        memories = begin_moves(context->ordinal, false, most_bytes, &count);
+        memories = begin_moves(context->ordinal, false, room_on_host(), &count);
         outcome->moved_bytes = move_memories(context, true, memories, count, &outcome->result);
         end_moves(memories, count);
         return false;

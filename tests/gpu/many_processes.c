@@ -354,8 +354,8 @@ static int share_all(void)
         passed = shared->card_known && options.budget &&
                  peak > options.budget + contexts_bytes + options.at_once * 64 * MIB;
         if (passed)
-                printf("the card's peak passes the budget of %zu MiB and %zu MiB of contexts\n", options.budget / MIB,
-                       contexts_bytes / MIB);
+                printf("the peak of %zu MiB passes the budget of %zu MiB and %zu MiB of contexts\n", peak / MIB,
+                       options.budget / MIB, contexts_bytes / MIB);
         return passed || failed || shared->changed || (refused && !options.may_fail) ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 

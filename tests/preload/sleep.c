@@ -8,9 +8,13 @@
 #include "grsim.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,6 +34,39 @@ __attribute__((visibility("default"))) long sysconf(int name)
 
         memcpy(&real, &found, sizeof(real));
         return processors && name == _SC_NPROCESSORS_ONLN ? processors : real(name);
+}
+
+/* What the host says of its memory instead of what it does, until a path is NULL; NULL: it speaks for itself. */
+static const struct host_file {
+        const char *path, *text;
+} * host_files;
+
+/* Stands before the C library's. */
+__attribute__((visibility("default"))) int open64(const char *path, int flags, ...)
+{
+        void *found = dlsym(RTLD_NEXT, "open64");
+        int (*real)(const char *, int, ...);
+        va_list arguments_after;
+        mode_t mode;
+        int fd;
+
+        va_start(arguments_after, flags);
+        mode = flags & O_CREAT ? va_arg(arguments_after, mode_t) : 0;
+        va_end(arguments_after);
+        memcpy(&real, &found, sizeof(real));
+        if (!host_files || (strcmp(path, "/proc/meminfo") != 0 && strcmp(path, "/proc/self/cgroup") != 0 &&
+                            strncmp(path, "/sys/fs/cgroup", 14) != 0))
+                return real(path, flags, mode);
+        for (const struct host_file *file = host_files; file->path; file++) {
+                if (strcmp(path, file->path) != 0)
+                        continue;
+                fd = memfd_create("host", MFD_CLOEXEC);
+                if (write(fd, file->text, strlen(file->text)) < 0 || lseek(fd, 0, SEEK_SET) != 0)
+                        gt_die("no file in place of %s", path);
+                return fd;
+        }
+        errno = ENOENT;
+        return -1;
 }
 
 void run_anew(const char *variable, const char *value)
@@ -311,6 +348,60 @@ static void mode_failing(void)
         look_at_blocks("after that");
 }
 
+/* No more leaves than the host has room for, with an eighth of it to spare. */
+static void mode_host(void)
+{
+        static const struct {
+                const char *what;
+                struct host_file files[8];
+                size_t room;
+        } hosts[] = {
+                {"nothing is known", {{NULL, NULL}}, SIZE_MAX},
+                {"80 MiB are available", {{"/proc/meminfo", "MemFree: 1 kB\nMemAvailable:   81920 kB\n"}}, 70 * MIB},
+                {"nothing is available", {{"/proc/meminfo", "MemAvailable: 0 kB\n"}}, 0},
+                {"a group has 60 MiB left, and 20 of files",
+                 {{"/proc/meminfo", "MemAvailable: 8192000 kB\n"},
+                  {"/proc/self/cgroup", "0::/a/b\n"},
+                  {"/sys/fs/cgroup/a/b/memory.max", "104857600\n"},
+                  {"/sys/fs/cgroup/a/b/memory.current", "41943040\n"},
+                  {"/sys/fs/cgroup/a/b/memory.stat", "anon 20971520\ninactive_file 20971520\n"},
+                  {"/sys/fs/cgroup/a/memory.max", "max\n"}},
+                 70 * MIB},
+                {"the group above has less",
+                 {{"/proc/self/cgroup", "0::/a/b\n"},
+                  {"/sys/fs/cgroup/a/b/memory.max", "max\n"},
+                  {"/sys/fs/cgroup/a/memory.max", "104857600\n"},
+                  {"/sys/fs/cgroup/a/memory.current", "20971520\n"}},
+                 70 * MIB},
+                {"an old group in a container, which sees the host's path",
+                 {{"/proc/self/cgroup", "5:cpu:/x\n4:memory:/x/y\n0::/\n"},
+                  {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "104857600\n"},
+                  {"/sys/fs/cgroup/memory/memory.usage_in_bytes", "41943040\n"},
+                  {"/sys/fs/cgroup/memory/memory.stat", "inactive_file 0\ntotal_inactive_file 20971520\n"}},
+                 70 * MIB},
+                {"the group is full",
+                 {{"/proc/self/cgroup", "0::/\n"},
+                  {"/sys/fs/cgroup/memory.max", "104857600\n"},
+                  {"/sys/fs/cgroup/memory.current", "104857601\n"}},
+                 0},
+        };
+
+        take_blocks();
+        for (size_t i = 0; i < sizeof(hosts) / sizeof(hosts[0]); i++) {
+                size_t before = on_device(), left;
+                bool slept;
+
+                host_files = hosts[i].files;
+                slept = fall_asleep("sleep");
+                left = before - on_device();
+                host_files = NULL;
+                gt_check(slept == (hosts[i].room > 0) && left <= hosts[i].room &&
+                                 left >= (hosts[i].room == SIZE_MAX ? 200 * MIB : hosts[i].room / 2),
+                         hosts[i].what, "%zu MiB left", left / MIB);
+                look_at_blocks(hosts[i].what);
+        }
+}
+
 int main(int argc, char **argv)
 {
         static const struct {
@@ -324,7 +415,7 @@ int main(int argc, char **argv)
                 {"leaving", mode_leaving},       {"full", mode_full},     {"take", mode_take},
                 {"stays-busy", mode_stays_busy}, {"stays", mode_stays},   {"ending", mode_ending},
                 {"devices", mode_devices},       {"first", mode_first},   {"joins", mode_joins},
-                {"failing", mode_failing},       {"idle", mode_idle},
+                {"failing", mode_failing},       {"idle", mode_idle},     {"host", mode_host},
         };
 
         arguments = argv;

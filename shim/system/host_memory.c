@@ -1,0 +1,104 @@
+#include "system/host_memory.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/arith.h"
+#include "base/keep_errno.h"
+#include "base/no_cancel.h"
+
+enum { TEXT_BYTES = 8192 }; /* the files have less, but for lines at the end that are not looked at */
+
+/* Where a version of control groups has its files, and what they are called. */
+static const struct version {
+        const char *controller; /* in /proc/self/cgroup */
+        const char *folder, *limit, *used, *idle_files;
+} versions[] = {
+        {"0::", "/sys/fs/cgroup", "memory.max", "memory.current", "\ninactive_file "},
+        {":memory:", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+         "\ntotal_inactive_file "},
+};
+
+static bool read_text(const char *path, char text[TEXT_BYTES])
+{
+        size_t length = 0;
+        ssize_t got = 0;
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+        if (fd < 0)
+                return false;
+        while (length < TEXT_BYTES - 1 && (got = read(fd, text + length, TEXT_BYTES - 1 - length)) > 0)
+                length += (size_t)got;
+        close(fd);
+        text[length] = '\0';
+        return length > 0;
+}
+
+/* The number behind the word; false: there is none. */
+static bool find_number(const char *text, const char *word, uint64_t *ret)
+{
+        const char *at = strstr(text, word);
+
+        return at && sscanf(at + strlen(word), "%" SCNu64, ret) == 1;
+}
+
+static bool read_number(const char *folder, const char *name, uint64_t *ret)
+{
+        char path[512], text[TEXT_BYTES];
+
+        return snprintf(path, sizeof(path), "%s/%s", folder, name) < (int)sizeof(path) && read_text(path, text) &&
+               sscanf(text, "%" SCNu64, ret) == 1; /* not "max" */
+}
+
+/* What the group in this folder has left. */
+static uint64_t group_free_bytes(const struct version *version, const char *folder)
+{
+        uint64_t limit, used, idle = 0;
+        char path[512], text[TEXT_BYTES];
+
+        if (!read_number(folder, version->limit, &limit) || !read_number(folder, version->used, &used))
+                return UINT64_MAX;
+        if (snprintf(path, sizeof(path), "%s/memory.stat", folder) < (int)sizeof(path) && read_text(path, text))
+                find_number(text, version->idle_files, &idle);
+        used -= gr_min(used, idle);
+        return limit > used ? limit - used : 0;
+}
+
+/* Of the group and all above it. In a container the path may be the host's, of which only the top is there. */
+static uint64_t groups_free_bytes(const struct version *version, const char *groups)
+{
+        const char *line = strstr(groups, version->controller);
+        uint64_t least = UINT64_MAX;
+        char path[256] = "", folder[512];
+
+        if (!line || sscanf(line + strlen(version->controller), "%255[^\n]", path) != 1)
+                return UINT64_MAX;
+        for (;;) {
+                char *last = strrchr(path, '/');
+
+                snprintf(folder, sizeof(folder), "%s%s", version->folder, path);
+                least = gr_min(least, group_free_bytes(version, folder));
+                if (!last)
+                        return least;
+                *last = '\0';
+        }
+}
+
+uint64_t gr_host_free_bytes(void)
+{
+        char text[TEXT_BYTES];
+        uint64_t least = UINT64_MAX, kib;
+        GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
+
+        if (read_text("/proc/meminfo", text) && find_number(text, "MemAvailable:", &kib))
+                least = kib * 1024;
+        if (read_text("/proc/self/cgroup", text))
+                for (size_t i = 0; i < sizeof(versions) / sizeof(versions[0]); i++)
+                        least = gr_min(least, groups_free_bytes(&versions[i], text));
+        return least;
+}
