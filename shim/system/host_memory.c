@@ -11,7 +11,7 @@
 #include "base/keep_errno.h"
 #include "base/no_cancel.h"
 
-enum { TEXT_BYTES = 8192 }; /* the files have less, but for lines at the end that are not looked at */
+enum { TEXT_BYTES = 3072 }; /* the files have less, but for lines at the end that are not looked at */
 
 /* Where a version of control groups has its files, and what they are called. */
 static const struct version {
