@@ -152,7 +152,7 @@ static bool leaves_to_join(struct gr_block *adjacent, void *arg)
  */
 static bool goes_to_driver(const struct gr_block *block)
 {
-        return block->flags & GR_BLOCK_EXPORTED &&
+        return (block->flags & GR_BLOCK_EXPORTED || block->context->core->config.pool == GR_POOL_NONE) &&
                !(block->flags & (GR_BLOCK_RANGE | GR_BLOCK_SPILLED | GR_BLOCK_HOST));
 }
 
@@ -311,13 +311,12 @@ bool gr_graph_holds_are_over(struct gr_core *core)
         return atomic_load_explicit(&core->holds_over, memory_order_relaxed);
 }
 
-/* A broken fence tells of no work, and would keep the block for ever. */
+/* Not where the fence is blind: then what frees the block waits. */
 static bool must_wait(const struct gr_block *block)
 {
-        const struct gr_context *context = block->context;
+        struct gr_fence *fence = block->context->fence;
 
-        return goes_to_driver(block) && !gr_fence_idle(context->fence, block->freed_epoch) &&
-               !gr_fence_is_broken(context->fence);
+        return goes_to_driver(block) && !gr_fence_idle(fence, block->freed_epoch) && !gr_fence_is_blind(fence);
 }
 
 static void unpark_block(struct gr_graph_hold *hold, struct gr_block *block, struct gr_block **list)
@@ -379,13 +378,23 @@ static struct gr_block *drop_empty_holds(struct gr_core *core)
         return gone;
 }
 
+struct collect {
+        gr_graph_hold_free *free_block;
+        struct gr_context *blind; /* only this context, whose fence is blind; NULL: all others */
+};
+
 static bool collect_in(struct gr_context *context, void *arg)
 {
-        gr_graph_hold_free *const *free_block = arg;
+        const struct collect *collect = arg;
         struct gr_block *all, *more, *block, *next;
         bool waits = false;
 
-        gr_graph_segments_end_use(context);
+        if (collect->blind && context != collect->blind)
+                return true;
+        if (!gr_graph_segments_end_use(context, collect->blind))
+                atomic_store(&context->core->holds_over, true);
+        if (!collect->blind && gr_fence_is_blind(context->fence))
+                return true;
         all = unpark_in_context(context, &waits);
         if (waits) {
                 gr_fence_close_soon(context->fence);
@@ -397,7 +406,7 @@ static bool collect_in(struct gr_context *context, void *arg)
                 if (gr_block_state(block) == GR_BLOCK_GONE)
                         gr_block_uncharge_and_delete(block);
                 else
-                        (*free_block)(block);
+                        collect->free_block(block);
         }
         return true;
 }
@@ -412,10 +421,17 @@ void gr_graph_holds_collect(struct gr_core *core, gr_graph_hold_free *free_block
 
         if (!gr_graph_holds_are_over(core) || !atomic_exchange(&core->holds_over, false))
                 return;
-        gr_context_each(core, -1, collect_in, &free_block);
+        gr_context_each(core, -1, collect_in, &(struct collect){.free_block = free_block});
         all = drop_empty_holds(core);
         LL_FOREACH_SAFE (all, block, next)
                 gr_block_uncharge_and_delete(block);
+}
+
+void gr_graph_holds_collect_blind(struct gr_context *context, gr_graph_hold_free *free_block)
+{
+        if (gr_graph_holds_are_over(context->core))
+                gr_context_each(context->core, context->device->ordinal, collect_in,
+                                &(struct collect){.free_block = free_block, .blind = context});
 }
 
 void gr_graph_holds_context_gone(struct gr_context *context)

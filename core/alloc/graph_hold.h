@@ -3,8 +3,9 @@
  * if the program has freed it. So what is allocated in a capture belongs to a hold. (Not in a relaxed capture: the
  * driver itself allows allocations there, and leaves it to the program to keep the memory; so does the library.) While
  * the hold has users, a freed block is parked: only the same capture may get it. The users are the capture, its graph,
- * and all that is made of the graph. When the last has gone, parked blocks are freed as any other, but
- * an exported one only once the work from before its free has passed.
+ * and all that is made of the graph. When the last has gone, parked blocks are freed as any other. One that then goes
+ * to the driver waits until the work from before its free has passed. Where no fence can say that (gr_fence_is_blind),
+ * it waits for a free of the program in its context, which waits for the GPU.
  *
  * A shared hold (GPURECLAIM_GRAPH_ARENA=shared) keeps blocks of graph segments (segment/graph_segments.h) only until
  * its capture has ended. Then they are free there, for later captures.
@@ -76,10 +77,13 @@ void gr_graph_hold_end(struct gr_graph_hold *hold, bool single_stream, gr_graph_
 bool gr_graph_holds_are_over(struct gr_core *core);
 
 /*
- * Frees what was parked for holds that have no users any more. What has to wait for work is left for a later call. No
- * lock is held.
+ * Frees what was parked for holds that have no users any more. Does not wait for the GPU: what has to wait for work is
+ * left for a later call, and what no fence covers for the next function. No lock is held.
  */
 void gr_graph_holds_collect(struct gr_core *core, gr_graph_hold_free *free_block);
+
+/* As gr_graph_holds_collect, for this context, whose fence is blind. Waits for the GPU, and so must free_block. */
+void gr_graph_holds_collect_blind(struct gr_context *context, gr_graph_hold_free *free_block);
 
 /* The context has gone: frees the structures of its parked blocks. */
 void gr_graph_holds_context_gone(struct gr_context *context);

@@ -372,7 +372,7 @@ static int free_range(struct gr_core *core, struct gr_block *block, const struct
 {
         struct gr_context *context = block->context;
         struct gr_fence *fence = context->fence;
-        bool never = block->flags & GR_BLOCK_EXPORTED || gr_fence_overflow(fence) || gr_fence_is_broken(fence);
+        bool never = block->flags & GR_BLOCK_EXPORTED || gr_fence_is_blind(fence);
         bool by_driver = never || is_bypassed(core), should_close = false;
         uint64_t epoch = GR_SEGMENTS_NEVER;
         int rc = 0;
@@ -431,8 +431,8 @@ GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block
                 return free_host(core, block);
         if (block->flags & GR_BLOCK_RANGE)
                 return free_range(core, block, mode);
-        if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE || gr_fence_is_broken(fence) ||
-            gr_fence_overflow(fence) || (!mode->collected && is_bypassed(core)))
+        if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE || gr_fence_is_blind(fence) ||
+            (!mode->collected && is_bypassed(core)))
                 return free_by_driver(core, block, mode);
 
         rc = wait_if_asked(context, mode);
@@ -443,10 +443,17 @@ GR_HOT_CODE static int free_claimed(struct gr_core *core, struct gr_block *block
         return 0;
 }
 
+/* A gr_graph_hold_free that waits for the GPU, as the driver's free of the program's block would have done. */
+static void free_parked_and_wait(struct gr_block *block)
+{
+        free_claimed(block->context->core, block, &(struct free_mode){.collected = true});
+}
+
 /* As gr_pool_free_slow, in this mode. */
 GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_begun_free freed,
                                  const struct free_mode *mode)
 {
+        struct gr_context *context;
         struct gr_block *block;
         struct gr_arena *home;
         bool should_close = false;
@@ -472,10 +479,17 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_b
         if (__builtin_expect(atomic_load_explicit(&block->hold, memory_order_relaxed) != 0, 0) &&
             gr_graph_hold_park(core, block))
                 return 0;
-        return free_claimed(core, block, mode);
+        context = block->context;
+        rc = free_claimed(core, block, mode);
+        /* This free has waited for the GPU: another may do so now. */
+        if (!rc && !mode->give_back && !mode->idle && gr_fence_is_blind(context->fence)) {
+                gr_graph_holds_collect_blind(context, free_parked_and_wait);
+                gr_pool_collect(core);
+        }
+        return rc;
 }
 
-/* For blocks whose last graph has gone, so that no work uses them. */
+/* For blocks whose last graph has gone, and that no other work uses. */
 static int give_back_unused(void *arg, uint64_t ptr)
 {
         struct gr_context *context = arg;

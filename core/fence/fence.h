@@ -136,6 +136,12 @@ static inline bool gr_fence_overflow(struct gr_fence *fence)
         return atomic_load_explicit(&fence->accessor_overflow, memory_order_relaxed);
 }
 
+/* Whether no epoch says when all work that may use freed blocks is done: only a wait for that work does. */
+static inline bool gr_fence_is_blind(struct gr_fence *fence)
+{
+        return gr_fence_is_broken(fence) || gr_fence_overflow(fence);
+}
+
 /* Blocks freed in this and earlier epochs may be handed out. */
 static inline uint64_t gr_fence_usable_epoch(struct gr_fence *fence)
 {

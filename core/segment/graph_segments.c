@@ -13,6 +13,7 @@
 #include "cache/ledger.h"
 #include "context/context.h"
 #include "fence/fence.h"
+#include "fence/fence_wait.h"
 #include "segment/expandable_grow.h"
 #include "segment/extent.h"
 #include "segment/range.h"
@@ -212,14 +213,27 @@ static bool has_users(struct gr_context *context)
         return (uint32_t)atomic_load(&context->graph_users) > 0;
 }
 
-void gr_graph_segments_end_use(struct gr_context *context)
+bool gr_graph_segments_end_use(struct gr_context *context, bool waits)
 {
-        gr_lock(&context->segments->lock);
+        struct gr_segments *segments = context->segments;
+        bool covered = true;
+        uint64_t frees;
+
+        gr_lock(&segments->lock);
+        frees = segments->frees;
+        if (!has_users(context) && any_differs(segments, false) && gr_fence_overflow(context->fence)) {
+                gr_unlock(&segments->lock);
+                covered = waits && gr_fence_wait_all(context->fence) == 0;
+                gr_lock(&segments->lock);
+        }
         if (!has_users(context))
                 wait_for_busy(context, false);
-        if (!has_users(context))
+        /* What was freed during a wait was not waited for. */
+        covered = covered && (!gr_fence_overflow(context->fence) || segments->frees == frees);
+        if (!has_users(context) && covered)
                 recount_all(context, TO_CACHE);
-        gr_unlock(&context->segments->lock);
+        gr_unlock(&segments->lock);
+        return covered;
 }
 
 void gr_graph_segments_context_gone(struct gr_context *context)

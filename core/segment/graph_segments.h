@@ -48,8 +48,11 @@ bool gr_graph_segments_joined(struct gr_context *context, uint32_t number);
 struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes);
 int gr_graph_segments_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 
-/* If no graph uses these segments any more, what is free there is cached from now on. No lock is held. */
-void gr_graph_segments_end_use(struct gr_context *context);
+/*
+ * If no graph uses these segments any more, what is free there is cached from now on. False: it is not, as more
+ * contexts can use the memory than the fence covers. A call with waits waits for all of them first. No lock is held.
+ */
+bool gr_graph_segments_end_use(struct gr_context *context, bool waits);
 
 /* The context has gone, and its graphs with it: ends their use. The segments' lock is held; no range is busy. */
 void gr_graph_segments_context_gone(struct gr_context *context);

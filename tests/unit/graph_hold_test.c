@@ -8,6 +8,7 @@
 #include "alloc/pool.h"
 #include "check.h"
 #include "core.h"
+#include "fence/fence_epoch.h"
 #include "scripted.h"
 
 static struct gr_core core;
@@ -17,13 +18,18 @@ static _Atomic bool ended;
 static bool ended_early;
 static pthread_t ending;
 
-static void start(void)
+static void start_with(enum gr_pool_kind pool)
 {
         sg_reset(1024 * MIB);
-        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = pool});
         context = gr_core_context_add(&core, sg_context_new(0), 0);
         other = gr_core_context_add(&core, sg_context_new(0), 0);
         ended = ended_early = false;
+}
+
+static void start(void)
+{
+        start_with(GR_POOL_BINS);
 }
 
 static uint64_t parked_bytes(void)
@@ -123,15 +129,16 @@ static void test_about_to_end(bool stays)
 }
 
 /* The driver gets a block without a wait, so not while other work of the program than the graph still uses it. */
-static void test_still_used(void)
+static void test_still_used(enum gr_pool_kind pool)
 {
         struct gr_graph_hold *hold;
         uint64_t ptr;
 
-        start();
+        start_with(pool);
         hold = gr_graph_hold_new(&core, NULL);
         ptr = held(context, hold, 4 * MIB);
-        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
+        if (pool != GR_POOL_NONE) /* which has no cache */
+                GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
         sg_work(context->handle, 0, ptr, 1000);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         gr_graph_hold_release(hold);
@@ -142,6 +149,47 @@ static void test_still_used(void)
         gr_pool_collect(&core);
         GR_CHECK_EQ(sg_calls(SG_MEM_RELEASE), 1);
         GR_CHECK(!core.holds);
+        finish();
+}
+
+enum blind { BROKEN, NOT_COVERED };
+
+/*
+ * Where no fence tells when other work has passed, the driver gets a block only as it would have got it from the
+ * program: by a free of the program, which waits. Nothing else waits, as the GPU may wait for what the program does.
+ */
+static void test_blind(enum blind blind, enum gr_pool_kind pool, bool exported)
+{
+        struct gr_graph_hold *hold;
+        struct gr_context *last;
+        uint64_t ptr, next, before_ns;
+
+        start_with(pool);
+        last = context;
+        for (int i = 0; blind == NOT_COVERED && i < GR_ACCESSORS_MAX; i++)
+                last = gr_core_context_add(&core, sg_context_new(0), 0);
+        hold = gr_graph_hold_new(&core, NULL);
+        ptr = held(context, hold, 4 * MIB);
+        GR_CHECK_EQ(sg_alloc(context, MIB, &next), 0);
+        if (exported)
+                GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
+        sg_work(last->handle, 0, ptr, SG_MS);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        if (blind == BROKEN) {
+                sg_fail(SG_CONTEXT_RECORD, 1, 1000, gr_driver_error(999)); /* from now on there are no events */
+                GR_CHECK(gr_fence_close_always(context->fence, &before_ns));
+        }
+        GR_CHECK_EQ(gr_fence_is_broken(context->fence), blind == BROKEN);
+        GR_CHECK_EQ(gr_fence_overflow(context->fence), blind == NOT_COVERED);
+        gr_graph_hold_release(hold);
+        before_ns = sg_now_ns();
+        gr_pool_collect(&core);
+        GR_CHECK_EQ(sg_now_ns(), before_ns);
+        GR_CHECK_EQ(parked_bytes(), 4 * MIB);
+        GR_CHECK_EQ(sg_free(&core, next), 0);
+        GR_CHECK_EQ(parked_bytes(), 0);
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        GR_CHECK(!core.holds && !gr_graph_holds_are_over(&core));
         finish();
 }
 
@@ -389,7 +437,14 @@ int main(void)
         test_end_beside_collect();
         test_about_to_end(true);
         test_about_to_end(false);
-        test_still_used();
+        test_still_used(GR_POOL_BINS);
+        test_still_used(GR_POOL_NONE);
+        for (int exported = 0; exported < 2; exported++) {
+                test_blind(BROKEN, GR_POOL_BINS, exported);
+                test_blind(BROKEN, GR_POOL_SPLIT, exported);
+                test_blind(NOT_COVERED, GR_POOL_BINS, exported);
+                test_blind(NOT_COVERED, GR_POOL_SPLIT, exported);
+        }
         test_sizes();
         test_rounded(3 * MIB);
         test_rounded(260 * KIB);

@@ -55,6 +55,68 @@ static void test_accounts(void)
         end();
 }
 
+enum { CONTEXTS = GR_ACCESSORS_MAX + 1 };
+static struct gr_context *newest; /* a wait for all begins with it */
+static unsigned waits;
+
+/*
+ * Called before each wait for a context. A free of the program waits for all; before the last of a second such wait a
+ * graph comes and goes, and other work uses its memory.
+ */
+static void use_meanwhile(void)
+{
+        uint64_t ptr;
+
+        if (++waits < 2 * CONTEXTS)
+                return;
+        sg_before[SG_CONTEXT_SYNC] = NULL;
+        hold = gr_graph_hold_new(&core, context);
+        ptr = take(10 * MIB);
+        sg_work(newest->handle, 1, ptr, SG_MS);
+        give(ptr, 0);
+        gr_graph_hold_release(hold);
+}
+
+/*
+ * Where more contexts can use the memory than the fence covers, it is cached after a wait for all of them, by a free of
+ * the program. Nothing else waits, as the GPU may wait for what the program does.
+ */
+static void test_not_covered(bool used_meanwhile)
+{
+        struct gr_context *last = NULL;
+        uint64_t ptr, next, later;
+
+        begin();
+        for (int i = 1; i < CONTEXTS; i++)
+                last = gr_core_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK(gr_fence_overflow(context->fence));
+        ptr = take(10 * MIB);
+        sg_work(last->handle, 1, ptr, SG_MS);
+        give(ptr, 0);
+        next = gpu_take(4 * MIB);
+        later = gpu_take(4 * MIB);
+        last_graph_goes();
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
+        trim();
+        GR_CHECK(sg_progress(last->handle).done_ns < sg_progress(last->handle).submitted_ns);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 10 * MIB);
+        newest = last;
+        if (used_meanwhile)
+                sg_before[SG_CONTEXT_SYNC] = use_meanwhile;
+        GR_CHECK_EQ(sg_free(&core, next), 0);
+        GR_CHECK_EQ(gr_graph_holds_are_over(&core), used_meanwhile);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, used_meanwhile ? 10 * MIB : 0);
+        GR_CHECK(!sg_before[SG_CONTEXT_SYNC]);
+        GR_CHECK_EQ(sg_free(&core, later), 0);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, 0);
+        GR_CHECK(!gr_graph_holds_are_over(&core));
+        settle();
+        trim();
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        end();
+}
+
 /* Ordinary requests never get memory of graphs, and a capture none of theirs. */
 static void test_apart(void)
 {
@@ -480,6 +542,8 @@ int main(void)
 {
         gpu_mapping = true;
         test_accounts();
+        test_not_covered(false);
+        test_not_covered(true);
         test_apart();
         test_other_context();
         test_second_address();
