@@ -13,8 +13,8 @@ static struct gr_capture *capturing GR_GUARDED_BY(capturing_lock);
 static unsigned capturing_count GR_GUARDED_BY(capturing_lock), capturing_room GR_GUARDED_BY(capturing_lock);
 static uint64_t captures_begun GR_GUARDED_BY(capturing_lock);
 /*
- * The hold of what is allocated while several captures are open, or where there was no memory for another hold. It is
- * kept until the process ends. NULL: no capture has begun yet.
+ * The hold of what is allocated where there was no memory for another hold. It is kept until the process ends. NULL: no
+ * capture has begun yet.
  */
 static struct gr_graph_hold *unknown_hold GR_GUARDED_BY(capturing_lock);
 
@@ -92,6 +92,8 @@ void gr_capture_over(uint64_t number, CUcontext context)
                         gr_pool_end_capture(removed.hold, !removed.forked);
                         gr_graph_hold_release(removed.hold);
                 }
+                if (removed.joint)
+                        gr_graph_hold_release(removed.joint);
                 gr_gate_end(&gr_core.gate);
         }
         wake_if_over();
@@ -179,24 +181,13 @@ static void CUDA_CB graph_destroyed(void *hold)
         wake_if_over();
 }
 
-/*
- * The object is attached to the finished graph. Attached earlier, to the one under construction, it would make the
- * driver crash where a thread ends in a capture of its per-thread stream (docs/measurements.md, user-objects).
- */
-void gr_capture_became(uint64_t number, CUgraph graph)
+/* The caller is a user of hold in place of graph, and is no longer one afterwards. */
+static void keep_by_graph(struct gr_graph_hold *hold, CUgraph graph)
 {
-        struct gr_graph_hold *hold = NULL;
         CUuserObject object;
-        GR_KEEP_ERRNO;
 
-        gr_lock(&capturing_lock);
-        for (unsigned i = 0; i < capturing_count && !hold; i++)
-                if (capturing[i].number == number)
-                        hold = capturing[i].hold;
-        if (hold)
-                gr_graph_hold_retain(hold); /* until the process ends, if the driver refuses the object */
-        gr_unlock(&capturing_lock);
-        if (hold && gr_real.cuUserObjectCreate && gr_real.cuGraphRetainUserObject &&
+        /* Without an object the hold has a user until the process ends. */
+        if (gr_real.cuUserObjectCreate && gr_real.cuGraphRetainUserObject &&
             gr_real.cuUserObjectCreate(&object, hold, graph_destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) ==
                     CUDA_SUCCESS) {
                 atomic_fetch_add(&objects, 1);
@@ -204,30 +195,54 @@ void gr_capture_became(uint64_t number, CUgraph graph)
         }
 }
 
+/*
+ * The objects are attached to the finished graph. Attached earlier, to the one under construction, they would make the
+ * driver crash where a thread ends in a capture of its per-thread stream (docs/measurements.md, user-objects).
+ */
+void gr_capture_became(uint64_t number, CUgraph graph)
+{
+        struct gr_graph_hold *holds[2] = {NULL, NULL};
+        GR_KEEP_ERRNO;
+
+        gr_lock(&capturing_lock);
+        for (unsigned i = 0; i < capturing_count; i++)
+                if (capturing[i].number == number) {
+                        holds[0] = capturing[i].hold;
+                        holds[1] = capturing[i].joint;
+                }
+        for (int i = 0; i < 2; i++)
+                if (holds[i])
+                        gr_graph_hold_retain(holds[i]);
+        gr_unlock(&capturing_lock);
+        for (int i = 0; i < 2; i++)
+                if (holds[i])
+                        keep_by_graph(holds[i], graph);
+}
+
 bool gr_captures_have_objects(void)
 {
         return atomic_load(&objects) > 0;
 }
 
-/*
- * Lock held. Counts the captures because of which the driver would refuse an allocation of the calling thread, whose
- * mode is given, and finds the first of them.
- */
+/* Whether the driver would refuse an allocation of the calling thread, whose mode is given, because of the capture. */
+static bool refuses(const struct gr_capture *capture, CUstreamCaptureMode mode)
+{
+        if (mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+                return false;
+        if (capture->thread == &per_thread_stream)
+                return capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+        return capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+}
+
+/* Lock held. Counts the captures that refuse, and finds the first of them. */
 static GR_HELD(capturing_lock) unsigned count_refusing(CUstreamCaptureMode mode, struct gr_capture **ret_first)
 {
         unsigned count = 0;
 
         gr_assert_locked(&capturing_lock);
-        for (unsigned i = 0; mode != CU_STREAM_CAPTURE_MODE_RELAXED && i < capturing_count; i++) {
-                struct gr_capture *at = &capturing[i];
-                bool own = at->thread == &per_thread_stream;
-
-                if (own ? at->mode == CU_STREAM_CAPTURE_MODE_RELAXED
-                        : at->mode != CU_STREAM_CAPTURE_MODE_GLOBAL || mode != CU_STREAM_CAPTURE_MODE_GLOBAL)
-                        continue;
-                if (count++ == 0)
-                        *ret_first = at;
-        }
+        for (unsigned i = 0; i < capturing_count; i++)
+                if (refuses(&capturing[i], mode) && count++ == 0)
+                        *ret_first = &capturing[i];
         return count;
 }
 
@@ -254,6 +269,29 @@ static GR_HELD(capturing_lock) struct gr_graph_hold *ensure_hold(struct gr_captu
                 capture->hold =
                         gr_graph_hold_new(&gr_core, gr_core.config.graph_arena == GR_GRAPH_SHARED ? context : NULL);
         return capture->hold;
+}
+
+/*
+ * Lock held. The hold of what is allocated while several captures refuse it: any of their graphs may use it. There is
+ * one such hold at a time: it takes in what is allocated until the last of its captures has ended. NULL: no memory.
+ */
+static GR_HELD(capturing_lock) struct gr_graph_hold *ensure_joint_hold(CUstreamCaptureMode mode)
+{
+        struct gr_graph_hold *hold = NULL, *made = NULL;
+
+        gr_assert_locked(&capturing_lock);
+        for (unsigned i = 0; i < capturing_count && !hold; i++)
+                hold = capturing[i].joint;
+        if (!hold)
+                hold = made = gr_graph_hold_new(&gr_core, NULL);
+        for (unsigned i = 0; i < capturing_count && hold; i++)
+                if (refuses(&capturing[i], mode) && !capturing[i].joint) {
+                        gr_graph_hold_retain(hold);
+                        capturing[i].joint = hold;
+                }
+        if (made)
+                gr_graph_hold_release(made);
+        return hold;
 }
 
 bool gr_captures_alloc_in_hold(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
@@ -329,7 +367,8 @@ void gr_captures_hold(struct gr_context *context, uint64_t ptr)
         gr_lock(&capturing_lock);
         count = count_refusing(mode, &first);
         /* With several captures it is not known which of their graphs uses the block. */
-        hold = count == 1 ? ensure_hold(first, context) : NULL;
+        if (count > 0)
+                hold = count == 1 ? ensure_hold(first, context) : ensure_joint_hold(mode);
         if (!hold)
                 hold = unknown_hold;
         if (count > 0)

@@ -20,9 +20,10 @@ struct gr_capture {
         /* By these two gr_captures_hold finds the capture that an allocation belongs to. */
         const void *thread; /* which began it, by its gr_capture_own_stream; NULL: the thread has ended */
         CUstreamCaptureMode mode;
-        bool forked;                /* work on several streams may use what it was given (gr_capture_may_fork) */
-        bool unordered;             /* its later work may run beside its earlier work: nodes are set by hand */
-        struct gr_graph_hold *hold; /* of what it was given; the list of captures is a user; NULL: nothing yet */
+        bool forked;                 /* work on several streams may use what it was given (gr_capture_may_fork) */
+        bool unordered;              /* its later work may run beside its earlier work: nodes are set by hand */
+        struct gr_graph_hold *hold;  /* of what it was given; the list of captures is a user; NULL: nothing yet */
+        struct gr_graph_hold *joint; /* the same, of what this or another capture was given (ensure_joint_hold) */
 };
 
 /* Which stream a function of the driver means by stream 0. One with _ptsz at its end means the thread's own. */
@@ -83,8 +84,8 @@ void gr_capture_began(const struct gr_capture *capture);
 /*
  * The block of context at ptr was just allocated for the program, which does not know it yet. If the driver would have
  * refused that because of an open capture, its graph may use it from now on: it gets a hold, whose users are this
- * capture and, as long as it exists, what is made of its graph. Where there are several such captures the hold keeps a
- * user until the process ends. Does nothing where there is no such capture.
+ * capture and, as long as it exists, what is made of its graph. Where there are several such captures, all of them and
+ * their graphs are its users. Does nothing where there is no such capture.
  */
 void gr_captures_hold(struct gr_context *context, uint64_t ptr);
 

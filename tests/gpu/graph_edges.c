@@ -400,6 +400,32 @@ static void of_own_streams(bool newest_first)
         GR_MUST(cuCtxSetCurrent(gt.ctx));
 }
 
+/* While two captures are open that may both use a block, it is kept for both of their graphs, and for no longer. */
+static void of_two_captures(bool newest_first)
+{
+        CUstream streams[2] = {stream, gt_stream()};
+        CUgraph graphs[2];
+        CUdeviceptr p;
+
+        row(falls_to(0, 0), "nothing is kept before two captures overlap");
+        for (int i = 0; i < 2; i++)
+                GR_MUST(cuStreamBeginCapture(streams[i], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemAlloc(&p, BYTES));
+        for (int i = 0; i < 2; i++)
+                GR_MUST(gt_fill(&gt, streams[i], p, 1, BYTES / 4));
+        GR_MUST(cuMemFree(p));
+        for (int i = 0; i < 2; i++)
+                GR_MUST(cuStreamEndCapture(streams[i], &graphs[i]));
+        GR_MUST(cuGraphDestroy(graphs[newest_first]));
+        gt_sleep_us(50000); /* the driver tells a moment later */
+        row(!serves_others(p) && status(0).graph_bytes >= BYTES,
+            newest_first ? "of two captures at once, the newer one's graph goes first"
+                         : "of two captures at once, the older one's graph goes first");
+        GR_MUST(cuGraphDestroy(graphs[!newest_first]));
+        row(falls_to(0, 0), "and their memory goes after both");
+        GR_MUST(cuStreamDestroy(streams[1]));
+}
+
 static unsigned threads(void)
 {
         DIR *tasks = opendir("/proc/self/task");
@@ -600,6 +626,8 @@ int main(int argc, char **argv)
         copied_in_another_context();
         of_own_streams(false);
         of_own_streams(true);
+        of_two_captures(false);
+        of_two_captures(true);
         its_end_does_not_wait(false);
         its_end_does_not_wait(true);
         used_at_its_end(false);
