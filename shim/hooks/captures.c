@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 
@@ -181,18 +182,37 @@ static void CUDA_CB graph_destroyed(void *hold)
         wake_if_over();
 }
 
-/* The caller is a user of hold in place of graph, and is no longer one afterwards. */
-static void keep_by_graph(struct gr_graph_hold *hold, CUgraph graph)
+/* Gives graph a user object that is a user of hold. Returns the driver's error. */
+static CUresult attach_object(struct gr_graph_hold *hold, CUgraph graph)
 {
+        CUresult result = CUDA_ERROR_NOT_FOUND;
         CUuserObject object;
 
-        /* Without an object the hold has a user until the process ends. */
-        if (gr_real.cuUserObjectCreate && gr_real.cuGraphRetainUserObject &&
-            gr_real.cuUserObjectCreate(&object, hold, graph_destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) ==
-                    CUDA_SUCCESS) {
-                atomic_fetch_add(&objects, 1);
-                gr_real.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
-        }
+        if (!gr_real.cuUserObjectCreate || !gr_real.cuGraphRetainUserObject)
+                return result;
+        for (int tries = 0; tries < 2 && result != CUDA_SUCCESS; tries++) /* it may have failed only this once */
+                result = gr_real.cuUserObjectCreate(&object, hold, graph_destroyed, 1,
+                                                    CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+        if (result != CUDA_SUCCESS)
+                return result;
+        atomic_fetch_add(&objects, 1);
+        return gr_real.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+}
+
+/*
+ * The caller is a user of hold, and from now on graph is it in its place. If the driver refuses that, the hold has this
+ * user until the process ends: nothing else tells when the graph is gone, and later an object would be too late for the
+ * executables that the program has made of the graph by then.
+ */
+static void keep_by_graph(struct gr_graph_hold *hold, CUgraph graph)
+{
+        static _Atomic bool told;
+        CUresult result = attach_object(hold, graph);
+
+        if (result != CUDA_SUCCESS && !atomic_exchange(&told, true))
+                gr_log(GR_LOG_WARN,
+                       "the driver does not tell when a graph is gone (CUDA error %d): its memory stays in use",
+                       (int)result);
 }
 
 /*

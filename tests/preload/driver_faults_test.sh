@@ -2,14 +2,14 @@
 # Drivers that lack something or fail: the program gets what it would get natively, or the driver's own error, and never
 # corrupted memory.
 #
-#   driver_faults_test.sh PART PROCESS SAFETY OLD_DRIVER.PY PINNED FIRST TRANSPARENCY
+#   driver_faults_test.sh PART PROCESS SAFETY OLD_DRIVER.PY PINNED FIRST TRANSPARENCY GRAPH_EDGES
 #
 # PART is one of those in the table at the end, the others are the programs of those names and what makes an older
 # driver; GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device.
 set -u
 . "$(dirname "$0")/../support/fail.sh"
 
-wanted=$1 process=$2 safety=$3 old_driver=$4 pinned=$5 first=$6 transparency=$7
+wanted=$1 process=$2 safety=$3 old_driver=$4 pinned=$5 first=$6 transparency=$7 graph_edges=$8
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
 shown=("$folder/out" "$folder/err")
@@ -76,6 +76,7 @@ one_line() {
 # What a row of the table says of its run.
 is_quiet() { [ ! -s "$folder/err" ] || fail "$title: said something"; }
 warns_of_fences() { one_line "warn: the driver's fences fail (CUDA error"; }
+warns_of_graphs() { one_line "warn: the driver does not tell when a graph is gone (CUDA error 999)"; }
 warns_of_uuid() { one_line "the driver does not tell the device's UUID"; }
 warns_of_lack() { one_line "the driver lacks ${name#-}"; }
 has_waited() { [ "$(stat syncs)" -gt 0 ] || fail "$title: nobody waited for the device"; }
@@ -151,6 +152,10 @@ calls | cuEventQuery:*=999 cuEventCreate:*=2 cuStreamCreate:*=2 cuMemFreeAsync:*
 calls | cuMemGetInfo_v2:*=999 \
       | GPURECLAIM_RELEASE_THRESHOLD=none GPURECLAIM_RELEASE_THRESHOLD=0 GPURECLAIM_HARD_LIMIT=8MiB | process \
       | 0 | is_quiet knows_no_free
+# That a graph is gone is told by a user object: one that fails is made again.
+calls | cuUserObjectCreate:1=999,cuGraphLaunch:1=999 | none | graph_edges --refused | 0 | is_quiet
+calls | cuUserObjectCreate:*=999,cuGraphLaunch:1=999 cuGraphRetainUserObject:*=999,cuGraphLaunch:1=999 | none \
+      | graph_edges --refused | 0 | warns_of_graphs
 
 missing | -cuMemFreeAsync,cuMemFreeAsync_ptsz | GPURECLAIM_RELEASE_THRESHOLD=0 | process | 0 | is_quiet
 # Nor does it need to be told of captures.
