@@ -72,6 +72,12 @@ def flag_of(option):
     return Record(name=option.flag, value=value, help=option.meaning, optional=is_switch, words=words)
 
 
+def negated(flag):
+    """The flag that takes a switch back, as tools/arguments.c reads it."""
+    text = f"{flag.name}=0" if flag.optional else f"without {flag.name}"
+    return Record(name="--no-" + flag.name[2:], value="", help=text, optional=False, words=[])
+
+
 # Manual pages
 
 def roff(text):
@@ -253,6 +259,9 @@ def main():
     else:
         run = next(command for command in commands if command.name == "run")
         run.flags += [flag_of(option) for section in sections for option in section.options if option.flag]
+        for command in commands:
+            switches = [flag for flag in command.flags if flag.name != "--help" and (flag.optional or not flag.value)]
+            command.flags += map(negated, switches)
         text = completion(read(f"tools/completion/{output}.in"), commands)
     sys.stdout.buffer.write(text.encode())
 

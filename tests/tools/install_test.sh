@@ -119,10 +119,19 @@ mkdir "$tree/path" && ln -s /bin/true "$tree/path/xyzzy-tool" && PATH=$PATH:$tre
 is "commands" "$(completes gpureclaim '')" "$(printf '%s\n' $commands_listed --help --version | sort | tr '\n' ' ')"
 is "a command" "$(completes gpureclaim sta)" "status "
 for command in $commands_listed; do
+        # Each flag of the help, and --no- for each switch: these take no value, or [=0|1].
+        flags=$(gpureclaim help "$command" | sed -nE 's/^  (--[a-z-]+).*/\1/p')
+        negated=$(gpureclaim help "$command" | sed -nE '/^  --help/d;s/^  --([a-z-]+)(\[=0\|1\])?  .*/--no-\1/p')
+        # shellcheck disable=SC2086
         is "flags of $command" "$(completes gpureclaim "$command" --)" \
-                "$(gpureclaim help "$command" | sed -n 's/^  \(--[a-z-]*\).*/\1/p' | sort | tr '\n' ' ')"
+                "$(printf '%s\n' $flags $negated | sort | tr '\n' ' ')"
+        for flag in $negated; do
+                gpureclaim "$command" "$flag" --help >/dev/null || fail "$command does not know $flag"
+        done
 done
 is "a flag" "$(completes gpureclaim run --sim --soft)" "--soft-limit "
+is "a switch taken back" "$(completes gpureclaim run --stats --no-stats --no-stat)" "--no-stats "
+is "a program after a switch taken back" "$(completes gpureclaim run --no-stats xyzzy-t)" "xyzzy-tool "
 is "words" "$(completes gpureclaim run --reuse '')" "auto barrier poll sync "
 is "words after =" "$(completes gpureclaim run --reuse = '')" "auto barrier poll sync "
 is "words after =, the word not begun" "$(completes gpureclaim run --reuse =)" "auto barrier poll sync "
@@ -143,6 +152,7 @@ is "no such command" "$(completes gpureclaim xyzzy '')" " "
 if here zsh; then
         zsh -n share/zsh/site-functions/_gpureclaim || fail "completion for zsh: the syntax"
         grep -qxF '    threshold)' share/zsh/site-functions/_gpureclaim || fail "completion for zsh: no threshold"
+        grep -qF "'--no-stats[" share/zsh/site-functions/_gpureclaim || fail "completion for zsh: no --no-stats"
 fi
 # offers LINE WORD...: what fish offers for the end of the line.
 offers() {
@@ -153,6 +163,7 @@ if here fish; then
         fish -n share/fish/vendor_completions.d/gpureclaim.fish || fail "completion for fish: the syntax"
         offers "gpureclaim sta" status
         offers "gpureclaim run --soft" --soft-limit
+        offers "gpureclaim run --no-stats" --no-stats
         offers "gpureclaim run --pool sp" split
         offers "gpureclaim threshold " "$pid"
         offers "gpureclaim help thr" threshold
