@@ -118,6 +118,21 @@ def flag_lines(flag):
     return [".TP", roff(f"`{flag.name}`{gap}") + (f"\\fI{roff(flag.value)}\\fP" if flag.value else ""), roff(flag.help)]
 
 
+def exit_statuses(commands):
+    """The lines of a list of all exit statuses, from what the help of each command says of its own."""
+    found = {}
+    for command in commands:
+        listed = re.search(r"^Exit status: (.*)\.$", command.help, re.M | re.S)[1].replace("\n", " ")
+        for part in listed.split("; "):
+            status, meaning = re.fullmatch(r"(?:(\d+)(?:: )?)?(.*)", part).groups()
+            found.setdefault(status or "any other", {}).setdefault(meaning or "success", []).append(command.name)
+    lines = []
+    for status in sorted(found, key=lambda status: int(status) if status.isdigit() else 256):
+        meanings = (f"{meaning} ({', '.join(names)})" for meaning, names in found[status].items())
+        lines += [".TP", roff(f"`{status}`"), roff("; ".join(meanings) + ".")]
+    return lines
+
+
 def command_page(version, commands, sections, readme):
     example = re.search(r"^## The command\n\n((?:    .*\n)+)", readme, re.M)[1]
     lines = [".SH NAME", "gpureclaim \\- run, watch and steer CUDA programs with a cache for device memory",
@@ -136,6 +151,7 @@ def command_page(version, commands, sections, readme):
             lines += [".PP", "These flags set an option of the library, see libgpureclaim(7):"]
             for option in (option for section in sections for option in section.options if option.flag):
                 lines += flag_lines(flag_of(option))
+    lines += [".SH EXIT STATUS"] + exit_statuses(commands)
     lines += [".SH EXAMPLES"] + literal(line[4:] for line in example.rstrip("\n").split("\n"))
     return page("GPURECLAIM", 1, version, lines + [".SH SEE ALSO", "libgpureclaim(7)"])
 

@@ -94,6 +94,15 @@ for command in $commands_listed; do
                 grep -qF "${flag//-/\\-}" share/man/man1/gpureclaim.1 || fail "gpureclaim.1 has no $flag"
         done
 done
+# What the help of a command says of an exit status is in the list of all.
+statuses=$(sed -n '/^\.SH EXIT STATUS$/,/^\.SH EXAMPLES$/p' share/man/man1/gpureclaim.1)
+for command in $commands_listed; do
+        while IFS=: read -r status meaning; do
+                grep -xF -A 1 "\fB$status\fP" <<<"$statuses" | grep -qE "(^|; )$meaning \\([^)]*\b$command\b" ||
+                        fail "EXIT STATUS of gpureclaim.1 does not say of $command: $status:$meaning"
+        done < <(gpureclaim help "$command" | sed -n '/^Exit status: /,/^$/p' | tr '\n' ' ' |
+                grep -oE '[0-9]+: [^;.]+|that of the program' | sed 's/^that/any other: &/; s/: /:/')
+done
 for option in $(gpureclaim options | grep -o '^GPURECLAIM_[A-Z_]*'); do
         grep -qx "\.SS $option" share/man/man7/libgpureclaim.7 || fail "libgpureclaim.7 has no $option"
 done
