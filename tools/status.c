@@ -25,12 +25,19 @@ static void print_member(const struct gpu *gpu, const struct gr_member *member)
                 printf("    waiting for %s\n", gr_size_format(figures[GR_FIGURE_waiting], a, sizeof(a)));
 }
 
+/* Whether these are two groups on one GPU; such groups are neighbours in the list. */
+static bool same_gpu(const struct gpu *gpu, const struct gpu *other)
+{
+        return strcmp(gpu->uuid, other->uuid) == 0;
+}
+
+/* Prints what holds for a GPU, of which this is the first group. */
 static void print_gpu(const struct gpu *gpu)
 {
-        char title[sizeof(gpu->uuid) + sizeof(gpu->group) + 16];
+        char title[sizeof(gpu->uuid) + 8];
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES];
 
-        snprintf(title, sizeof(title), "GPU %s, group %s", gpu->uuid, gpu->group);
+        snprintf(title, sizeof(title), "GPU %s", gpu->uuid);
         puts(heading(title));
         if (gpu->total_bytes)
                 printf("  memory: %s of %s used, %s not counted here (contexts, other programs)\n",
@@ -38,13 +45,24 @@ static void print_gpu(const struct gpu *gpu)
                        gr_size_format(gpu_others_bytes(gpu), c, sizeof(c)));
         else
                 printf("  memory: unknown\n");
-        for (size_t i = 0; i < gpu->count; i++)
-                print_member(gpu, &gpu->members[i]);
-        for (size_t i = 0; i < gpu->use_count; i++)
-                if (!gpu_has_member(gpu, gpu->uses[i].pid))
-                        printf("  %u (not of this group): %s\n", gpu->uses[i].pid,
-                               gpu->uses[i].bytes == GR_SIZE_NONE ? "unknown"
-                                                                  : gr_size_format(gpu->uses[i].bytes, a, sizeof(a)));
+}
+
+/* Prints the processes on a GPU that are in none of its groups, of which this is one. */
+static void print_others(const struct gpu *gpu)
+{
+        char size[GR_SIZE_TEXT_BYTES];
+
+        for (size_t i = 0; i < gpu->use_count; i++) {
+                bool member = false;
+
+                for (size_t j = 0; j < gpu->all_count && !member; j++)
+                        member = same_gpu(&gpu->all[j], gpu) && gpu_has_member(&gpu->all[j], gpu->uses[i].pid);
+                if (!member)
+                        printf("  %u (in no group of yours): %s\n", gpu->uses[i].pid,
+                               gpu->uses[i].bytes == GR_SIZE_NONE
+                                       ? "unknown"
+                                       : gr_size_format(gpu->uses[i].bytes, size, sizeof(size)));
+        }
 }
 
 static void write_member(struct gr_json *json, const struct gpu *gpu, const struct gr_member *member)
@@ -110,8 +128,15 @@ static void print_json(const struct gpu *gpus, size_t count, size_t other)
 
 static void print_text(const struct gpu *gpus, size_t count, size_t other)
 {
-        for (size_t i = 0; i < count; i++)
-                print_gpu(&gpus[i]);
+        for (size_t i = 0; i < count; i++) {
+                if (i == 0 || !same_gpu(&gpus[i - 1], &gpus[i]))
+                        print_gpu(&gpus[i]);
+                printf("  group %s:\n", gpus[i].group);
+                for (size_t j = 0; j < gpus[i].count; j++)
+                        print_member(&gpus[i], &gpus[i].members[j]);
+                if (i + 1 == count || !same_gpu(&gpus[i + 1], &gpus[i]))
+                        print_others(&gpus[i]);
+        }
         if (count == 0)
                 printf("No process of yours runs under gpureclaim on a GPU here.\n");
         if (other > 0)

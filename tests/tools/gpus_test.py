@@ -6,6 +6,7 @@ Usage: gpus_test.py GPURECLAIM SIM_FOLDER SHIM FAKE_NVML
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -127,7 +128,8 @@ def what_is_not_ours(scene):
     scene.check(others[4000002] is None and process.pid not in others, f"the others: {others}")
     code, out, _ = scene.run("status", **nvml)
     scene.check("beside it: 40.000 MiB the driver's own\n" in out, f"the driver's own: {out}")
-    scene.check("4000001 (not of this group): 77.000 MiB" in out and "4000002 (not of this group): unknown" in out, out)
+    for words in ("4000001 (in no group of yours): 77.000 MiB", "4000002 (in no group of yours): unknown"):
+        scene.check(words in out, f"{words}: {out}")
     # 624 MiB are free and 100 more to be had; a process that is switched off is none.
     scene.check(scene.run("wait", "--free", "724MiB", "--", "true", **nvml)[0] == 0, "wait counts the cache")
     for device in ("9", "GPU-12345678"):
@@ -163,12 +165,21 @@ def what_is_not_ours(scene):
 
 
 def groups(scene):
-    """What another group of the user has is no memory of others."""
+    """What another group of the user has is no memory of others. The GPU that both are on is told once."""
     one, other = scene.start(), scene.start(GPURECLAIM_GROUP="other")
     one.ask("alloc", 0, 100)
     other.ask("alloc", 0, 200)
     foreign = [(gpu["group"], gpu["gpu_used_bytes"] // MIB, gpu["foreign_bytes"]) for gpu in status(scene)]
     scene.check(foreign == [("default", 300, 0), ("other", 300, 0)], f"two groups: {foreign}")
+    nvml = nvml_env(scene, f"GPU-{status(scene)[0]['uuid']} 1024 400\n")
+    nvml["FAKE_NVML_PROCESSES"] = os.path.join(scene.folder, "processes")
+    with open(nvml["FAKE_NVML_PROCESSES"], "w", encoding="ascii") as file:
+        file.write(f"{one.pid} 100\n{other.pid} 200\n4000001 77\n")
+    _, out, _ = scene.run("status", **nvml)
+    heads = re.findall(r"^GPU|^  memory: .* used, .*MiB not|^  group .*:|^  \d+ \(.*|^  \d+", out, re.M)
+    words = ["GPU", "  memory: 400.000 MiB of 1.000 GiB used, 100.000 MiB not", "  group default:", f"  {one.pid}",
+             "  group other:", f"  {other.pid}", "  4000001 (in no group of yours): 77.000 MiB"]
+    scene.check(heads == words, f"two groups, in words: {out}")
     one.end()
     other.end()
 
