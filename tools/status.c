@@ -15,7 +15,7 @@ static void print_member(const struct gpu *gpu, const struct gr_member *member)
 
         member_figures(gpu, member, figures);
         total = figures[GR_FIGURE_device_total];
-        printf("  %u %s%s: effective use of the GPU %.2f%% (%s of %s), idle for %.1f s\n", member->identity.pid,
+        printf("  %u %s%s: reserved %.2f%% of the GPU (%s of %s), idle for %.1f s\n", member->identity.pid,
                member->name, member->same_namespace ? "" : " (of another pid namespace)",
                total ? 100.0 * (double)member->reserved_bytes / (double)total : 0.0,
                gr_size_format(member->reserved_bytes, a, sizeof(a)), gr_size_format(total, b, sizeof(b)),

@@ -88,6 +88,9 @@ for flag in --limit --soft-limit --threshold --reuse --pool --stats --stats-file
 done
 has "$out" "GPURECLAIM_HARD_LIMIT"
 
+want 0 "$tool" help status
+has "$out" "Reserved is what a process has from the driver"
+
 # Mistakes
 mistake 2 "no command given" "$tool"
 mistake 2 "did you mean run?" "$tool" rnu -- true

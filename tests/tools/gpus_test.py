@@ -77,7 +77,7 @@ def what_is_not_ours(scene):
     scene.check(until(cached), "live and cached bytes are told")
     code, out, _ = scene.run("status", **nvml)
     scene.check(code == 0 and "400.000 MiB of 1.000 GiB used, 250.000 MiB not counted here" in out, f"in words: {out}")
-    scene.check("effective use of the GPU 14.65% (150.000 MiB of 1.000 GiB)" in out, f"the sentence: {out}")
+    scene.check(": reserved 14.65% of the GPU (150.000 MiB of 1.000 GiB), idle for" in out, f"the sentence: {out}")
     scene.check("driver's own" not in out, f"the driver's own is not known: {out}")
     scene.check("imported" not in out, f"nothing is imported: {out}")
     # Others' memory is told beside what is charged.

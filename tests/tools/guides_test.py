@@ -130,7 +130,7 @@ class Section:
         found = []
 
         def look():
-            found[:] = re.findall(r"^  (\d+) .*: effective", self._scene.run("status")[1], re.M)
+            found[:] = re.findall(r"^  (\d+) .*: reserved ", self._scene.run("status")[1], re.M)
             return found
 
         self._scene.check(until(look, 30), f"{self._where}: no process to be found")

@@ -278,7 +278,7 @@ static void test_figures(void)
         atomic_store(&core.devices[5].total_bytes, MIB);
         check_json();
         GR_CHECK(strstr(text_now(), "device 5: use of its memory unknown\n") != NULL);
-        GR_CHECK(strstr(text, "device 5: effective") == NULL && strstr(text, "device 0: use of") == NULL);
+        GR_CHECK(strstr(text, "device 5: all processes") == NULL && strstr(text, "device 0: use of") == NULL);
         GR_CHECK(strstr(json_now(), ",{\"device\":5,") != NULL);
         GR_CHECK_EQ(sg_misuses(), 0);
         gr_core_destroy(&core);
