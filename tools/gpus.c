@@ -119,9 +119,19 @@ static void gpu_close(struct gpu *gpu)
         free(gpu->uses);
 }
 
-int gpus_open(struct gpu **ret_gpus, size_t *ret_count, size_t *ret_other)
+int gpus_folder(char ret_dir[GR_REGION_PATH_BYTES])
 {
         static struct gr_options options;
+
+        gr_options_read(&options, NULL, NULL);
+        if (!options.region_dir.text[0])
+                return gr_region_default_dir(false, ret_dir, GR_REGION_PATH_BYTES);
+        memcpy(ret_dir, options.region_dir.text, GR_REGION_PATH_BYTES);
+        return 0;
+}
+
+int gpus_open(struct gpu **ret_gpus, size_t *ret_count, size_t *ret_other)
+{
         struct gpu *gpus = NULL;
         char dir[GR_REGION_PATH_BYTES];
         struct gr_identity self;
@@ -132,13 +142,9 @@ int gpus_open(struct gpu **ret_gpus, size_t *ret_count, size_t *ret_other)
 
         if (rc)
                 return rc;
-        gr_options_read(&options, NULL, NULL);
         *ret_gpus = NULL;
         *ret_count = *ret_other = 0;
-        if (options.region_dir.text[0])
-                memcpy(dir, options.region_dir.text, sizeof(dir));
-        else
-                rc = gr_region_default_dir(false, dir, sizeof(dir));
+        rc = gpus_folder(dir);
         if (rc)
                 return rc == -ENOENT ? 0 : rc;
         open = opendir(dir);

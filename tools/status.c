@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/log.h"
 #include "base/size.h"
 #include "command.h"
 #include "gpus.h"
@@ -128,6 +129,8 @@ static void print_json(const struct gpu *gpus, size_t count, size_t other)
 
 static void print_text(const struct gpu *gpus, size_t count, size_t other)
 {
+        char folder[GR_REGION_PATH_BYTES];
+
         for (size_t i = 0; i < count; i++) {
                 if (i == 0 || !same_gpu(&gpus[i - 1], &gpus[i]))
                         print_gpu(&gpus[i]);
@@ -139,10 +142,11 @@ static void print_text(const struct gpu *gpus, size_t count, size_t other)
         }
         if (count == 0)
                 printf("No process of yours runs under gpureclaim on a GPU here.\n");
-        if (other > 0)
-                printf("%zu files in the shared folder belong to another version of gpureclaim, or to something "
-                       "else.\n",
+        if (other > 0 && gpus_folder(folder) == 0) {
+                gr_log_clean(folder, strlen(folder));
+                printf("Files in %s that belong to another version of gpureclaim, or to something else: %zu\n", folder,
                        other);
+        }
 }
 
 int command_status(const struct arguments *arguments)
