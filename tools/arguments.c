@@ -170,15 +170,15 @@ const char *option_value(const struct arguments *arguments, enum gr_option_id id
         return arguments->values[FLAGS + id];
 }
 
-static void print_wrapped(const char *text)
+void print_wrapped(int indent, const char *text)
 {
         size_t column = 0, word;
 
         while (*text) {
                 word = strcspn(text, " ");
                 if (column == 0 || column + 1 + word > LINE_WIDTH) {
-                        printf("%s      ", column > 0 ? "\n" : "");
-                        column = 6;
+                        printf("%s%*s", column > 0 ? "\n" : "", indent, "");
+                        column = (size_t)indent;
                 } else {
                         putchar(' ');
                         column++;
@@ -247,7 +247,7 @@ static void print_options(void)
                         print_group(option->group);
                 group = option->group;
                 printf("  %s%s  (%s)\n", option->flag, value_name(option, values, sizeof(values)), option->env);
-                print_wrapped(option->help);
+                print_wrapped(6, option->help);
                 if (option->kind == GR_KIND_SIZES || option->kind == GR_KIND_SIZE || option->kind == GR_KIND_INT ||
                     option->kind == GR_KIND_BYTE || option->kind == GR_KIND_DURATION)
                         printf("      Value: %s.\n", gr_option_values(option, values, sizeof(values)));

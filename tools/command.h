@@ -69,6 +69,9 @@ bool has_colour(FILE *stream);
 /* The text, bold where standard output has colours; valid until the next call. */
 const char *heading(const char *text);
 
+/* Prints the words of the text as lines of a usual width, each behind so many blanks. */
+void print_wrapped(int indent, const char *text);
+
 /* Prints "gpureclaim: <message>" as one line on standard error. */
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

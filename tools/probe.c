@@ -8,11 +8,12 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "command.h"
 #include "doctor.h"
 
 #define DRIVER "libcuda.so.1"
 
-/* Room for the names of all hooked symbols in one line. */
+/* Room for the names of all hooked symbols. */
 #define NAMES_BYTES 8000
 
 #define NAME_BYTES     64
@@ -138,7 +139,7 @@ int probe_driver(void)
         return EXIT_SUCCESS;
 }
 
-/* The names of one kind of symbol, for one line. */
+/* The names of one kind of symbol. */
 struct names {
         char text[NAMES_BYTES];
         size_t length;
@@ -153,6 +154,12 @@ static void names_add(struct names *names, const char *name)
         names->length += (size_t)added;
         if (names->length >= sizeof(names->text))
                 names->length = sizeof(names->text) - 1;
+}
+
+static void say_names(const char *state, const struct names *names, const char *what)
+{
+        doctor_say("hooks", state, "%zu %s:", names->count, what);
+        print_wrapped(16, names->text + 1); /* below what doctor_say has said */
 }
 
 static bool lies_in(void *address, const void *base)
@@ -233,20 +240,21 @@ static int say_hooks(const char *const *symbols, const void *library_base, bool 
                 find_newer(handle, all, *symbols, &newer);
         }
         if (newer.count > 0)
-                doctor_say("hooks", "note", "%zu newer than this library, neither served nor counted:%s", newer.count,
-                           newer.text);
+                say_names("note", &newer, "newer than this library, neither served nor counted");
         if (absent.count > 0)
-                doctor_say("hooks", "note", "%zu not in this driver:%s", absent.count, absent.text);
+                say_names("note", &absent, "not in this driver");
         if (missed.count > 0) {
-                doctor_say("hooks", "fail", "%zu not taken over:%s", missed.count, missed.text);
+                say_names("fail", &missed, "not taken over");
                 return EXIT_FAILURE;
         }
         if (taken.count == 0) {
                 doctor_say("hooks", "fail", "none of the driver's symbols is taken over");
                 return EXIT_FAILURE;
         }
-        doctor_say("hooks", "ok", "%zu symbols would be taken over%s%s", taken.count, name_symbols ? ":" : "",
-                   name_symbols ? taken.text : "");
+        if (name_symbols)
+                say_names("ok", &taken, "symbols would be taken over");
+        else
+                doctor_say("hooks", "ok", "%zu symbols would be taken over", taken.count);
         return EXIT_SUCCESS;
 }
 

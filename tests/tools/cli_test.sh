@@ -379,9 +379,12 @@ has "$out" "GPU 0     ok    Fake device A, 1.000 GiB"
 has "$out" "GPU 1     ok    Fake device B, 2.000 GiB"
 has "$out" "fences    note  no cuCtxRecordEvent"
 has "$out" "library   ok    $shim, version fake"
-has "$out" "hooks     note  3 not in this driver: cuNotInThisDriver cuOld_v2_ptsz cuOld_v3_ptsz"
-has "$out" "hooks     note  2 newer than this library, neither served nor counted: cuInit_v3 cuOld_v5_ptsz"
-has "$out" "hooks     fail  1 not taken over: cuInit"
+has "$out" "hooks     note  3 not in this driver:
+                cuNotInThisDriver cuOld_v2_ptsz cuOld_v3_ptsz"
+has "$out" "hooks     note  2 newer than this library, neither served nor counted:
+                cuInit_v3 cuOld_v5_ptsz"
+has "$out" "hooks     fail  1 not taken over:
+                cuInit"
 has "$out" "would not work here: the library does not take over"
 want 1 env FAKE_DRIVER=no-device "$tool" doctor --sim
 has "$out" "driver    fail  cuInit: CUDA_ERROR_NO_DEVICE (100): no GPU is visible"

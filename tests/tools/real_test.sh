@@ -15,6 +15,8 @@ printf '%s\n' "$out"
 [[ $out == *", version $("$1" --version | cut -d ' ' -f 2)"* ]] || fail "library and command say different versions"
 out=$("$1" doctor --sim --symbols)
 [[ $out == *" cuMemAlloc_v2"* ]] || fail "doctor --symbols does not name cuMemAlloc_v2"
+# A path may be longer, a list of names is not.
+[ -z "$(awk 'length > 96 && !/[/]/' <<<"$out")" ] || fail "doctor --symbols has long lines: $out"
 # shellcheck disable=SC2016
 [ "$("$1" run --sim --limit 1GiB -- sh -c 'echo "$GPURECLAIM_HARD_LIMIT"' 2>&1)" = 1GiB ] ||
         fail "a program without CUDA shows more than its own output"
