@@ -203,7 +203,7 @@ def bash_value_lines(command):
 def zsh_lines(command):
     after = {"PROGRAM": ["'(-)1:program:_command_names -e'", "'*::argument:_normal'"],
              "PID": ["'1:process:_gpureclaim_pids'"], "COMMAND": ["'1:command:_gpureclaim_commands'"],
-             "FILE": ["'1:file:_files'"], "": []}
+             "FILE": ["'*:file:_files'"], "": []}
     lines = []
     for flag in command.flags:
         text = re.sub(r"([\[\]\\])", r"\\\1", flag.help)

@@ -242,20 +242,18 @@ static void write_leaks(const struct origins *origins)
         gr_json_close(&json);
         gr_json_end(&json);
 }
-int command_leaks(const struct arguments *arguments)
+
+/* EXIT_SUCCESS or EXIT_FAILURE. */
+static int leaks_of(const char *what, const struct arguments *arguments)
 {
         struct origins origins = {0};
         int rc;
 
-        if (arguments->count != 1) {
-                complain("leaks takes one PID or FILE; see gpureclaim help leaks");
-                return STATUS_USAGE;
-        }
-        if (!origins_open(&origins, arguments->rest[0]))
+        if (!origins_open(&origins, what))
                 return EXIT_FAILURE;
         rc = origins_read(&origins, true, NULL);
         if (rc) {
-                complain("%s: %s", arguments->rest[0],
+                complain("%s: %s", what,
                          rc == -EPROTONOSUPPORT ? "a file of another version of gpureclaim" : strerror(-rc));
         } else if (flag_value(arguments, "json")) {
                 write_leaks(&origins);
@@ -265,4 +263,23 @@ int command_leaks(const struct arguments *arguments)
                               flag_value(arguments, "native"), "live", "--all");
         }
         return rc ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+int command_leaks(const struct arguments *arguments)
+{
+        bool json = flag_value(arguments, "json");
+        int status = EXIT_SUCCESS;
+
+        if (arguments->count < 1 || (json && arguments->count > 1)) {
+                complain("leaks%s takes one PID or FILE%s; see gpureclaim help leaks", json ? " --json" : "",
+                         json ? "" : " or more");
+                return STATUS_USAGE;
+        }
+        for (int i = 0; i < arguments->count; i++) {
+                if (i > 0)
+                        printf("\n");
+                if (leaks_of(arguments->rest[i], arguments) != EXIT_SUCCESS)
+                        status = EXIT_FAILURE;
+        }
+        return status;
 }

@@ -371,30 +371,14 @@ static void write_csv(const struct gr_trace *trace)
         }
 }
 
-int command_report(const struct arguments *arguments)
+/* format: NULL for people. EXIT_SUCCESS or EXIT_FAILURE. */
+static int report_file(const char *path, const char *format)
 {
-        static const char *const formats[] = {"csv", "html", "json", "perfetto"};
-        const char *path = arguments->rest[0], *format = NULL;
+        bool examined = !format || !strcmp(format, "json") || !strcmp(format, "html");
         struct report report = {0};
         size_t line = 0;
-        bool examined;
-        int rc;
+        int rc = gr_trace_read(path, &report.trace, &line);
 
-        if (arguments->count != 1) {
-                complain("report takes one FILE; see gpureclaim help report");
-                return STATUS_USAGE;
-        }
-        for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
-                if (!flag_value(arguments, formats[i]))
-                        continue;
-                if (format) {
-                        complain("report: --%s and --%s exclude each other", format, formats[i]);
-                        return STATUS_USAGE;
-                }
-                format = formats[i];
-        }
-        rc = gr_trace_read(path, &report.trace, &line);
-        examined = !format || !strcmp(format, "json") || !strcmp(format, "html");
         if (!rc && examined)
                 rc = examine_trace(&report);
         if (!rc && examined)
@@ -426,4 +410,33 @@ int command_report(const struct arguments *arguments)
         free(report.timelines);
         gr_trace_free(&report.trace);
         return rc ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+int command_report(const struct arguments *arguments)
+{
+        static const char *const formats[] = {"csv", "html", "json", "perfetto"};
+        const char *format = NULL;
+        int status = EXIT_SUCCESS;
+
+        for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
+                if (!flag_value(arguments, formats[i]))
+                        continue;
+                if (format) {
+                        complain("report: --%s and --%s exclude each other", format, formats[i]);
+                        return STATUS_USAGE;
+                }
+                format = formats[i];
+        }
+        if (arguments->count < 1 || (format && arguments->count > 1)) {
+                complain("report%s%s takes one FILE%s; see gpureclaim help report", format ? " --" : "",
+                         format ? format : "", format ? "" : " or more");
+                return STATUS_USAGE;
+        }
+        for (int i = 0; i < arguments->count; i++) {
+                if (i > 0)
+                        printf("\n");
+                if (report_file(arguments->rest[i], format) != EXIT_SUCCESS)
+                        status = EXIT_FAILURE;
+        }
+        return status;
 }

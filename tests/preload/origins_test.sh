@@ -60,6 +60,10 @@ grep -q libgpureclaim said && fail "killed: the library's own functions are name
 has "killed, again" ": +0 B and +0 blocks"
 PATH=/nowhere "$command" leaks "$pid" >said
 has "killed, no tools" "first (origins+0x" "second (origins+0x"
+# Several: each by itself. One that is not there keeps none from being shown.
+"$command" leaks "gpureclaim.$pid.origins" nothing "$pid" >said 2>err && fail "several: one is not there"
+has several "process $pid, " "first (" "second (" "process $pid, " "first (" "second ("
+grep -q "nothing: No such file" err || fail "several: not said which one is not there"
 "$command" leaks --json "$pid" | python3 -c '
 import json, sys
 about = json.load(sys.stdin)

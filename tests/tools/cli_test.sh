@@ -465,7 +465,22 @@ echo "allocate" >>"$trace"
 mistake 1 "$trace: line 2: not a trace of allocations" "$tool" report "$trace"
 : > "$trace"
 mistake 1 "$trace: not a trace of allocations" "$tool" report "$trace"
-mistake 2 "report takes one FILE" "$tool" report
-mistake 2 "report takes one FILE" "$tool" report "$trace" "$trace"
+mistake 2 "report takes one FILE or more" "$tool" report
+mistake 2 "report --html takes one FILE" "$tool" report --html "$trace" "$trace"
+mistake 2 "leaks takes one PID or FILE or more" "$tool" leaks
+mistake 2 "leaks --json takes one PID or FILE;" "$tool" leaks --json 1 2
+# Several: a report of each. One that cannot be read keeps none from being told.
+for n in 1 2; do
+        printf '%s\n' Thread,Time,Action,Pointer,Size,Stream "1,1,allocate,0x1000,$n,0" >"$tree/several.$n"
+done
+want 0 "$tool" report "$tree"/several.*
+first=$("$tool" report "$tree/several.1")
+is "$out" "$first"$'\n\n'"$("$tool" report "$tree/several.2")"
+has "$out" "peak of live memory: 2 B"
+want 1 "$tool" report "$tree/several.1" "$tree/none"
+has "$out" "$first"
+has "$err" "$tree/none: "
+want 1 "$tool" report "$tree/none" "$tree/several.1"
+has "$out" "$first"
 
 exit $failed
