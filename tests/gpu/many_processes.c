@@ -5,12 +5,18 @@
  *
  *   many_processes start [--count=N]
  *   many_processes share [--jobs=N] [--at-once=N] [--phases=N] [--most=SIZE] [--budget=SIZE] [--may-fail]
+ *   many_processes kill [--count=N] [--kills=N] [--most=SIZE] [--may-fail]
  *
  * A job of `share` runs phases: it allocates one block of a quarter of --most up to --most, fills it, works, looks
  * whether it is intact, frees it, and does something else. It takes each block in one piece, because a job that holds
  * one part and waits for another can wait for a job that does the same. With --budget the card's peak, without the
- * contexts, must not pass it. Prints "# NAME VALUE" lines. Exit status 1 when a phase failed (but for --may-fail), data
- * changed or the budget was passed.
+ * contexts, must not pass it.
+ *
+ * The processes of `kill` allocate, look at and free blocks at random, each up to --most in all. Every half a second or
+ * so one is killed, and another one begins in its place.
+ *
+ * Prints "# NAME VALUE" lines. Exit status 1 when an allocation was refused (but for --may-fail), data changed, a
+ * process failed or the budget was passed.
  */
 #include "gputest.h"
 
@@ -29,6 +35,7 @@
 #define GIVE_UP_US     390e6 /* the whole */
 #define SAMPLE_US      5000
 #define WINDOW         (16 * MIB)
+#define BLOCKS         8 /* of one process of `kill` */
 
 struct job {
         double us, longest_alloc_us;
@@ -46,10 +53,10 @@ static struct {
 } * shared;
 
 static struct {
-        unsigned count, at_once, phases;
+        unsigned count, at_once, phases, kills;
         size_t most, budget;
         bool may_fail;
-} options = {.count = 50, .phases = 5, .most = 4 * GIB};
+} options = {.count = 50, .phases = 5, .kills = 20, .most = 4 * GIB};
 
 /* In a process of its own: the starter must not open the driver before it forks. Makes no context. */
 static void watch(void)
@@ -359,15 +366,105 @@ static int share_all(void)
         return passed || failed || shared->changed || (refused && !options.may_fail) ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
+/* Of one process; ptr 0: none. */
+struct block {
+        CUdeviceptr ptr;
+        size_t bytes;
+        uint32_t value;
+};
+
+static void act(const struct gt *gt, struct job *job, struct block *block, uint64_t *seed, CUdeviceptr count)
+{
+        CUresult result;
+
+        if (block->ptr && gt_random(seed) % 3 > 0) {
+                check_block(gt, block->ptr, block->bytes, block->value, count);
+        } else if (block->ptr) {
+                GR_MUST(cuMemFree(block->ptr));
+                block->ptr = 0;
+        } else {
+                block->bytes = options.most / BLOCKS / 4 * (1 + gt_random(seed) % 4);
+                block->value = (uint32_t)gt_random(seed);
+                result = cuMemAlloc(&block->ptr, block->bytes);
+                if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+                        block->ptr = 0;
+                        job->refused++;
+                        return;
+                }
+                GR_MUST(result);
+                GR_MUST(cuMemsetD32(block->ptr, block->value, block->bytes / 4));
+        }
+}
+
+static void act_until_end(unsigned number)
+{
+        struct job *job = &shared->jobs[number];
+        uint64_t seed = 88172645463325252ull + number * 7919;
+        struct block blocks[BLOCKS] = {{0}};
+        CUdeviceptr count;
+        struct gt gt;
+
+        gt_open(&gt);
+        GR_MUST(cuMemAlloc(&count, 4));
+        for (bool last = false; !last;) {
+                double begin_us = gt_now_us();
+
+                last = shared->end;
+                act(&gt, job, &blocks[gt_random(&seed) % BLOCKS], &seed, count);
+                if (gt_now_us() - begin_us > job->longest_alloc_us)
+                        job->longest_alloc_us = gt_now_us() - begin_us;
+                job->phases++;
+                if (gt_random(&seed) % 4 == 0)
+                        gt_sleep_us((double)(gt_random(&seed) % 300000));
+        }
+        for (unsigned i = 0; i < BLOCKS; i++)
+                if (blocks[i].ptr)
+                        check_block(&gt, blocks[i].ptr, blocks[i].bytes, blocks[i].value, count);
+}
+
+static int kill_some(void)
+{
+        pid_t pids[MOST_PROCESSES];
+        unsigned phases = 0, refused = 0, failed = 0, begun = options.count;
+        uint64_t seed = (uint64_t)gt_now_us();
+        double longest_us = 0;
+
+        if (options.count + options.kills > MOST_PROCESSES)
+                gt_die("at most %d processes in all", MOST_PROCESSES);
+        for (unsigned i = 0; i < options.count; i++)
+                pids[i] = begin(act_until_end, i);
+        for (unsigned i = 0; i < options.kills; i++) {
+                unsigned victim = (unsigned)(gt_random(&seed) % options.count);
+                int status = 0;
+
+                gt_sleep_us(300000 + (double)(gt_random(&seed) % 400000));
+                kill(pids[victim], SIGKILL);
+                waitpid(pids[victim], &status, 0);
+                failed += !WIFSIGNALED(status);
+                pids[victim] = begin(act_until_end, begun++);
+        }
+        shared->end = true;
+        failed += reap(options.count);
+        for (unsigned i = 0; i < begun; i++) {
+                phases += shared->jobs[i].phases;
+                refused += shared->jobs[i].refused;
+                if (shared->jobs[i].longest_alloc_us > longest_us)
+                        longest_us = shared->jobs[i].longest_alloc_us;
+        }
+        printf("# processes %u\n# kills %u\n# acts %u\n# refused %u\n# failed %u\n# changed %u\n# longest_ms %.0f\n",
+               begun, options.kills, phases, refused, failed, (unsigned)shared->changed, longest_us / 1e3);
+        return failed || shared->changed || (refused && !options.may_fail) ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
 int main(int argc, char **argv)
 {
         int mode = GT_OPTIONS(argc, argv,
                               "start [--count=N] | share [--jobs=N] [--at-once=N] [--phases=N] [--most=SIZE] "
-                              "[--budget=SIZE] [--may-fail]",
+                              "[--budget=SIZE] [--may-fail] | kill [--count=N] [--kills=N] [--most=SIZE] [--may-fail]",
                               GT_OPTION("count", options.count), GT_OPTION("jobs", options.count),
                               GT_OPTION("at-once", options.at_once), GT_OPTION("phases", options.phases),
-                              GT_OPTION("most", options.most), GT_OPTION("budget", options.budget),
-                              GT_OPTION("may-fail", options.may_fail));
+                              GT_OPTION("kills", options.kills), GT_OPTION("most", options.most),
+                              GT_OPTION("budget", options.budget), GT_OPTION("may-fail", options.may_fail));
 
         if (options.count == 0 || options.count > MOST_PROCESSES)
                 gt_die("1 to %d processes", MOST_PROCESSES);
@@ -380,5 +477,7 @@ int main(int argc, char **argv)
                 return start_all();
         if (mode < argc && strcmp(argv[mode], "share") == 0)
                 return share_all();
-        gt_die("many_processes start or many_processes share?");
+        if (mode < argc && strcmp(argv[mode], "kill") == 0)
+                return kill_some();
+        gt_die("many_processes start, share or kill?");
 }
