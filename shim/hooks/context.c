@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <pthread.h>
 
+#include "base/log.h"
 #include "base/no_cancel.h"
 #include "device/device.h"
 #include "device/overhead.h"
@@ -19,6 +20,7 @@
 
 #define ENDED_LOOK_NS    10000
 #define NEIGHBOURS_BYTES (UINT64_C(1) << 30) /* asked for where the amount is not known: more than a context takes */
+#define ROOM_LOOK_NS     20000000            /* between two tries of a context that waits for room */
 #define ALIASES_MAX      256 /* of green contexts that no hook saw being made: another context owns their memory */
 
 struct alias {
@@ -310,10 +312,14 @@ static CUresult note_context(CUresult result, CUcontext *context, CUdevice dev, 
 static uint64_t ask_neighbours(int device)
 {
         struct gr_device *used = gr_device_use(device);
+        uint64_t want_bytes = NEIGHBOURS_BYTES;
 
-        return used && gr_core.ask_neighbours && !gr_reclaimable_inside()
-                       ? gr_core.ask_neighbours(&gr_core, used, NEIGHBOURS_BYTES)
-                       : 0;
+        if (!used || !gr_core.ask_neighbours || gr_reclaimable_inside())
+                return 0;
+        /* None falls asleep for more than all have. */
+        while (want_bytes > 1 && gr_core.may_give && !gr_core.may_give(used, want_bytes))
+                want_bytes /= 2;
+        return gr_core.ask_neighbours(&gr_core, used, want_bytes);
 }
 
 bool gr_context_make_room(int device, unsigned *tries)
@@ -410,19 +416,57 @@ static void primary_retained(CUdevice dev, CUcontext primary)
         gr_unlock(&lock);
 }
 
+/*
+ * As an allocation that would fail (GPURECLAIM_WAIT), a context waits for room, with which a program begins. Waits a
+ * little, after which it should be tried again. False: the time is over, or other processes have nothing. *until_ns: 0
+ * before the first call; if it is not 0 afterwards, end_wait_for_room must follow. No lock is held.
+ */
+static bool wait_for_room(int device, uint64_t *until_ns)
+{
+        struct gr_device *used = gr_device_use(device);
+        uint64_t now_ns = gr_driver.now_ns(), wait_ns = gr_core.config.wait_ns;
+        GR_KEEP_ERRNO;
+
+        if (!used || !wait_ns || gr_reclaimable_inside() ||
+            (gr_core.config.wait_for_others_only && gr_core.may_give && !gr_core.may_give(used, 1)))
+                return false;
+        if (!*until_ns) {
+                *until_ns = now_ns < UINT64_MAX - wait_ns ? now_ns + wait_ns : UINT64_MAX;
+                if (gr_core.wait_for_neighbours)
+                        gr_core.wait_for_neighbours(used, NEIGHBOURS_BYTES);
+                gr_log(GR_LOG_INFO, "device %d: waiting up to %.3f s for room for a context", device,
+                       (double)wait_ns / 1e9);
+        }
+        gr_driver.sleep_ns(ROOM_LOOK_NS);
+        return now_ns < *until_ns;
+}
+
+static void end_wait_for_room(int device, bool success)
+{
+        if (gr_core.wait_for_neighbours)
+                gr_core.wait_for_neighbours(&gr_core.devices[device], -(int64_t)NEIGHBOURS_BYTES);
+        if (success && gr_core.served)
+                gr_core.served();
+}
+
 GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev)
 {
+        uint64_t until_ns = 0;
         CUresult result;
         GR_NO_CANCEL;
 
         if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
                 return GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
-        gr_lock(&gr_primary_locks[dev]);
-        result = GR_WITH_ROOM(dev, GR_REAL(cuDevicePrimaryCtxRetain, context, dev));
-        if (result == CUDA_SUCCESS)
-                primary_retained(dev, *context);
-        note_context(result, context, dev, false);
-        gr_unlock(&gr_primary_locks[dev]);
+        do {
+                gr_lock(&gr_primary_locks[dev]);
+                result = GR_WITH_ROOM(dev, GR_REAL(cuDevicePrimaryCtxRetain, context, dev));
+                if (result == CUDA_SUCCESS)
+                        primary_retained(dev, *context);
+                note_context(result, context, dev, false);
+                gr_unlock(&gr_primary_locks[dev]);
+        } while (GR_IS_OUT_OF_MEMORY(result) && wait_for_room(dev, &until_ns));
+        if (until_ns)
+                end_wait_for_room(dev, result == CUDA_SUCCESS);
         return result;
 }
 

@@ -402,15 +402,8 @@ static void act_until_end(unsigned number)
         uint64_t seed = 88172645463325252ull + number * 7919;
         struct block blocks[BLOCKS] = {{0}};
         CUdeviceptr count;
-        CUcontext context;
-        CUresult result;
         struct gt gt;
 
-        GR_MUST(cuInit(0));
-        while ((result = cuDevicePrimaryCtxRetain(&context, 0)) == CUDA_ERROR_OUT_OF_MEMORY && !shared->end)
-                gt_sleep_us(10000); /* others are asked for room once; a context does not wait for their turns to end */
-        if (result == CUDA_ERROR_OUT_OF_MEMORY)
-                return;
         gt_open(&gt);
         GR_MUST(cuMemAlloc(&count, 4));
         for (bool last = false; !last;) {

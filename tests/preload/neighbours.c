@@ -868,6 +868,7 @@ int main(int argc, char **argv)
                 {"asleep-turn-lasts", mode_asleep_turn_lasts},
                 {"asleep-turn-queue", mode_asleep_turn_queue},
                 {"asleep-turn-devices", mode_asleep_turn_devices},
+                {"asleep-turn-begins", mode_asleep_turn_begins},
         };
         char region[80], card[80], clean_up[96], size[16], quiet[16];
         pid_t child;

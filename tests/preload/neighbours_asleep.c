@@ -365,6 +365,20 @@ void mode_asleep_turn_queue(void)
         end(&rich, 0);
 }
 
+/* One that begins finds no room even for its context (GRSIM_CONTEXT), until the turn of one that works is over. */
+void mode_asleep_turn_begins(void)
+{
+        struct worker rich = start_with(50, 7), poor = start(0);
+
+        tell(&rich, 'r', 3000);
+        served(&poor, 'a', 4, "a context does not wait");
+        end(&poor, 0);
+        if (hear(&rich).result != 0)
+                fail("it could not go on", 0);
+        served(&rich, 'c', 7, "its content after that");
+        end(&rich, 0);
+}
+
 /* Others need both devices of a process that works: when its turn is over, both are left, not one in each turn. */
 void mode_asleep_turn_devices(void)
 {

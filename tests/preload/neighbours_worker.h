@@ -63,5 +63,6 @@ void mode_asleep_turn_parts(void);
 void mode_asleep_turn_lasts(void);
 void mode_asleep_turn_queue(void);
 void mode_asleep_turn_devices(void);
+void mode_asleep_turn_begins(void);
 
 #endif
