@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <pthread.h>
 
+#include "base/arith.h"
 #include "base/log.h"
 #include "base/no_cancel.h"
 #include "device/device.h"
@@ -20,7 +21,8 @@
 
 #define ENDED_LOOK_NS    10000
 #define NEIGHBOURS_BYTES (UINT64_C(1) << 30) /* asked for where the amount is not known: more than a context takes */
-#define ROOM_LOOK_NS     20000000            /* between two tries of a context that waits for room */
+#define ROOM_FIRST_NS    UINT64_C(20000000)  /* between two tries of a context that waits for room */
+#define ROOM_MOST_NS     UINT64_C(500000000) /* the same, later */
 #define ALIASES_MAX      256 /* of green contexts that no hook saw being made: another context owns their memory */
 
 struct alias {
@@ -418,10 +420,11 @@ static void primary_retained(CUdevice dev, CUcontext primary)
 
 /*
  * As an allocation that would fail (GPURECLAIM_WAIT), a context waits for room, with which a program begins. Waits a
- * little, after which it should be tried again. False: the time is over, or other processes have nothing. *until_ns: 0
- * before the first call; if it is not 0 afterwards, end_wait_for_room must follow. No lock is held.
+ * little, after which it should be tried again: less and less often, as the driver makes one context at a time for all
+ * processes. False: the time is over, or other processes have nothing. *begin_ns: 0 before the first call; if it is not
+ * 0 afterwards, end_wait_for_room must follow. No lock is held.
  */
-static bool wait_for_room(int device, uint64_t *until_ns)
+static bool wait_for_room(int device, uint64_t *begin_ns)
 {
         struct gr_device *used = gr_device_use(device);
         uint64_t now_ns = gr_driver.now_ns(), wait_ns = gr_core.config.wait_ns;
@@ -430,15 +433,17 @@ static bool wait_for_room(int device, uint64_t *until_ns)
         if (!used || !wait_ns || gr_reclaimable_inside() ||
             (gr_core.config.wait_for_others_only && gr_core.may_give && !gr_core.may_give(used, 1)))
                 return false;
-        if (!*until_ns) {
-                *until_ns = now_ns < UINT64_MAX - wait_ns ? now_ns + wait_ns : UINT64_MAX;
+        if (!*begin_ns) {
+                *begin_ns = now_ns;
                 if (gr_core.wait_for_neighbours)
                         gr_core.wait_for_neighbours(used, NEIGHBOURS_BYTES);
                 gr_log(GR_LOG_INFO, "device %d: waiting up to %.3f s for room for a context", device,
                        (double)wait_ns / 1e9);
         }
-        gr_driver.sleep_ns(ROOM_LOOK_NS);
-        return now_ns < *until_ns;
+        if (now_ns - *begin_ns >= wait_ns)
+                return false;
+        gr_driver.sleep_ns(gr_min(gr_max((now_ns - *begin_ns) / 8, ROOM_FIRST_NS), ROOM_MOST_NS));
+        return true;
 }
 
 static void end_wait_for_room(int device, bool success)
@@ -451,7 +456,7 @@ static void end_wait_for_room(int device, bool success)
 
 GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev)
 {
-        uint64_t until_ns = 0;
+        uint64_t begin_ns = 0;
         CUresult result;
         GR_NO_CANCEL;
 
@@ -464,8 +469,8 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
                         primary_retained(dev, *context);
                 note_context(result, context, dev, false);
                 gr_unlock(&gr_primary_locks[dev]);
-        } while (GR_IS_OUT_OF_MEMORY(result) && wait_for_room(dev, &until_ns));
-        if (until_ns)
+        } while (GR_IS_OUT_OF_MEMORY(result) && wait_for_room(dev, &begin_ns));
+        if (begin_ns)
                 end_wait_for_room(dev, result == CUDA_SUCCESS);
         return result;
 }
