@@ -386,27 +386,29 @@ struct collect {
 static bool collect_in(struct gr_context *context, void *arg)
 {
         const struct collect *collect = arg;
-        struct gr_block *all, *more, *block, *next;
-        bool waits = false;
+        struct gr_block *all, *block, *next;
+        bool waits = true;
 
         if (collect->blind && context != collect->blind)
                 return true;
         if (!gr_graph_segments_end_use(context, collect->blind))
                 atomic_store(&context->core->holds_over, true);
-        if (!collect->blind && gr_fence_is_blind(context->fence))
-                return true;
-        all = unpark_in_context(context, &waits);
-        if (waits) {
-                gr_fence_close_soon(context->fence);
-                gr_fence_poll(context->fence);
-                more = unpark_in_context(context, &waits);
-                LL_CONCAT(all, more);
-        }
-        LL_FOREACH_SAFE (all, block, next) {
-                if (gr_block_state(block) == GR_BLOCK_GONE)
-                        gr_block_uncharge_and_delete(block);
-                else
-                        collect->free_block(block);
+        /* What could be taken is freed before the driver is asked about the rest: that may break the fence. */
+        for (int tries = 0; waits && tries < 2; tries++) {
+                if (tries > 0) {
+                        gr_fence_close_soon(context->fence);
+                        gr_fence_poll(context->fence);
+                }
+                if (!collect->blind && gr_fence_is_blind(context->fence))
+                        break;
+                waits = false;
+                all = unpark_in_context(context, &waits);
+                LL_FOREACH_SAFE (all, block, next) {
+                        if (gr_block_state(block) == GR_BLOCK_GONE)
+                                gr_block_uncharge_and_delete(block);
+                        else
+                                collect->free_block(block);
+                }
         }
         return true;
 }

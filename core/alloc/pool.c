@@ -489,14 +489,19 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_b
         return rc;
 }
 
-/* For blocks whose last graph has gone, and that no other work uses. */
+/*
+ * For blocks whose last graph has gone, and that no other work uses. Where the fence has become blind just now, others
+ * come here that were to go into the cache: then the driver waits.
+ */
 static int give_back_unused(void *arg, uint64_t ptr)
 {
         struct gr_context *context = arg;
         const struct gr_driver *driver = context->core->driver;
         size_t done;
 
-        return driver->mem_release(context->handle, &ptr, 1, &done) == 0 ? 0 : driver->mem_free(ptr);
+        if (!gr_fence_is_blind(context->fence) && driver->mem_release(context->handle, &ptr, 1, &done) == 0)
+                return 0;
+        return driver->mem_free(ptr);
 }
 
 /*

@@ -152,7 +152,7 @@ static void test_still_used(enum gr_pool_kind pool)
         finish();
 }
 
-enum blind { BROKEN, NOT_COVERED };
+enum blind { BROKEN, BREAKS, NOT_COVERED }; /* BREAKS: when the last graph has gone */
 
 /*
  * Where no fence tells when other work has passed, the driver gets a block only as it would have got it from the
@@ -175,10 +175,10 @@ static void test_blind(enum blind blind, enum gr_pool_kind pool, bool exported)
                 GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
         sg_work(last->handle, 0, ptr, SG_MS);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
-        if (blind == BROKEN) {
+        if (blind != NOT_COVERED)
                 sg_fail(SG_CONTEXT_RECORD, 1, 1000, gr_driver_error(999)); /* from now on there are no events */
+        if (blind == BROKEN)
                 GR_CHECK(gr_fence_close_always(context->fence, &before_ns));
-        }
         GR_CHECK_EQ(gr_fence_is_broken(context->fence), blind == BROKEN);
         GR_CHECK_EQ(gr_fence_overflow(context->fence), blind == NOT_COVERED);
         gr_graph_hold_release(hold);
@@ -190,6 +190,28 @@ static void test_blind(enum blind blind, enum gr_pool_kind pool, bool exported)
         GR_CHECK_EQ(parked_bytes(), 0);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         GR_CHECK(!core.holds && !gr_graph_holds_are_over(&core));
+        finish();
+}
+
+/* The fence breaks while parked blocks go into the cache: those that go to the driver instead are waited for. */
+static void test_breaks_between(void)
+{
+        struct gr_graph_hold *hold;
+        uint64_t ptrs[3];
+
+        start();
+        hold = gr_graph_hold_new(&core, NULL);
+        for (int i = 0; i < 3; i++) {
+                ptrs[i] = held(context, hold, 2 * GR_FENCE_CLOSE_BYTES);
+                sg_work(context->handle, 0, ptrs[i], SG_MS);
+        }
+        for (int i = 0; i < 3; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+        sg_fail(SG_CONTEXT_RECORD, 1, 1000, gr_driver_error(999));
+        gr_graph_hold_release(hold);
+        gr_pool_collect(&core);
+        GR_CHECK(gr_fence_is_broken(context->fence));
+        GR_CHECK(!core.holds);
         finish();
 }
 
@@ -445,6 +467,9 @@ int main(void)
                 test_blind(NOT_COVERED, GR_POOL_BINS, exported);
                 test_blind(NOT_COVERED, GR_POOL_SPLIT, exported);
         }
+        test_blind(BREAKS, GR_POOL_BINS, true);
+        test_blind(BREAKS, GR_POOL_NONE, false);
+        test_breaks_between();
         test_sizes();
         test_rounded(3 * MIB);
         test_rounded(260 * KIB);
