@@ -328,6 +328,9 @@ static uint64_t move_memories(struct gr_context *context, bool out, struct gr_me
         CUcontext popped;
 
         gr_assert_locked(&sleep_lock);
+        *ret_result = CUDA_SUCCESS;
+        if (count == 0)
+                return 0;
         *ret_result = gr_real.cuCtxPushCurrent_v2(context->handle);
         if (*ret_result != CUDA_SUCCESS)
                 return 0;
@@ -393,12 +396,19 @@ static uint64_t asleep_bytes(void)
         return sum;
 }
 
-/* How much more host memory may be taken. An eighth of what is left there stays for all else that runs. */
-static uint64_t room_on_host(void)
+/*
+ * How much more host memory may be taken. An eighth of what is left there stays for all else that runs, and so does
+ * what make_ring will take.
+ */
+GR_HELD(sleep_lock) static uint64_t room_on_host(void)
 {
+        bool has_ring = ring.context && atomic_load(&ring.context->number) == ring.number;
+        uint64_t ring_bytes = has_ring ? 0 : most_movers * 2 * BUFFER_BYTES;
         uint64_t asleep = asleep_bytes(), left = gr_host_free_bytes();
 
-        return gr_min(config.host_bytes > asleep ? config.host_bytes - asleep : 0, left - left / 8);
+        gr_assert_locked(&sleep_lock);
+        left -= left / 8;
+        return gr_min(config.host_bytes > asleep ? config.host_bytes - asleep : 0, left - gr_min(left, ring_bytes));
 }
 
 GR_NOT_CHECKED static bool move_memory_out(struct gr_context *context, void *arg)

@@ -356,6 +356,10 @@ static void mode_host(void)
                 struct host_file files[8];
                 size_t room;
         } hosts[] = {
+                {"nothing is available at first", {{"/proc/meminfo", "MemAvailable: 0 kB\n"}}, 0},
+                {"160 MiB are, and two buffers for each of two threads must be pinned",
+                 {{"/proc/meminfo", "MemAvailable: 163840 kB\n"}},
+                 140 * MIB - 2 * 16 * MIB},
                 {"nothing is known", {{NULL, NULL}}, SIZE_MAX},
                 {"80 MiB are available", {{"/proc/meminfo", "MemFree: 1 kB\nMemAvailable:   81920 kB\n"}}, 70 * MIB},
                 {"nothing is available", {{"/proc/meminfo", "MemAvailable: 0 kB\n"}}, 0},
@@ -386,6 +390,7 @@ static void mode_host(void)
                  0},
         };
 
+        processors = 2;
         take_blocks();
         for (size_t i = 0; i < sizeof(hosts) / sizeof(hosts[0]); i++) {
                 size_t before = on_device(), left;
@@ -398,6 +403,8 @@ static void mode_host(void)
                 gt_check(slept == (hosts[i].room > 0) && left <= hosts[i].room &&
                                  left >= (hosts[i].room == SIZE_MAX ? 200 * MIB : hosts[i].room / 2),
                          hosts[i].what, "%zu MiB left", left / MIB);
+                gt_check(grSimCallCount("cuMemHostAlloc") == (i > 0 ? 2 : 0), hosts[i].what, "%lu buffers pinned",
+                         grSimCallCount("cuMemHostAlloc"));
                 look_at_blocks(hosts[i].what);
         }
 }
