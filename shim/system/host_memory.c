@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -18,9 +19,8 @@ static const struct version {
         const char *controller; /* in /proc/self/cgroup */
         const char *folder, *limit, *used, *idle_files;
 } versions[] = {
-        {"0::", "/sys/fs/cgroup", "memory.max", "memory.current", "\ninactive_file "},
-        {":memory:", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-         "\ntotal_inactive_file "},
+        {"", "/sys/fs/cgroup", "memory.max", "memory.current", "\ninactive_file "},
+        {"memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file "},
 };
 
 static bool read_text(const char *path, char text[TEXT_BYTES])
@@ -68,24 +68,54 @@ static uint64_t group_free_bytes(const struct version *version, const char *fold
         return limit > used ? limit - used : 0;
 }
 
-/* Of the group and all above it. In a container the path may be the host's, of which only the top is there. */
-static uint64_t groups_free_bytes(const struct version *version, const char *groups)
+/*
+ * Of the group and all above it; path is changed. In a container it may be the host's, of which only the top is there.
+ */
+static uint64_t groups_free_bytes(const struct version *version, char *path)
 {
-        const char *line = strstr(groups, version->controller);
         uint64_t least = UINT64_MAX;
-        char path[256] = "", folder[512];
+        char folder[512];
 
-        if (!line || sscanf(line + strlen(version->controller), "%255[^\n]", path) != 1)
-                return UINT64_MAX;
         for (;;) {
                 char *last = strrchr(path, '/');
 
-                snprintf(folder, sizeof(folder), "%s%s", version->folder, path);
-                least = gr_min(least, group_free_bytes(version, folder));
+                if (snprintf(folder, sizeof(folder), "%s%s", version->folder, path) < (int)sizeof(folder))
+                        least = gr_min(least, group_free_bytes(version, folder));
                 if (!last)
                         return least;
                 *last = '\0';
         }
+}
+
+/* Of the groups in a line NUMBER:CONTROLLERS:PATH, which is changed. */
+static uint64_t line_free_bytes(char *line)
+{
+        char *controllers, *controller, *path;
+
+        strsep(&line, ":");
+        controllers = strsep(&line, ":");
+        path = strsep(&line, "\n");
+        while (path && (controller = strsep(&controllers, ",")))
+                for (size_t i = 0; i < sizeof(versions) / sizeof(versions[0]); i++)
+                        if (strcmp(controller, versions[i].controller) == 0)
+                                return groups_free_bytes(&versions[i], path);
+        return UINT64_MAX;
+}
+
+/* Of all groups of the process. In nested containers the lines are long. */
+static uint64_t all_groups_free_bytes(void)
+{
+        FILE *file = fopen("/proc/self/cgroup", "re");
+        uint64_t least = UINT64_MAX;
+        char *line = NULL;
+        size_t room = 0;
+
+        while (file && getline(&line, &room, file) > 0)
+                least = gr_min(least, line_free_bytes(line));
+        free(line);
+        if (file)
+                fclose(file);
+        return least;
 }
 
 uint64_t gr_host_free_bytes(void)
@@ -97,8 +127,5 @@ uint64_t gr_host_free_bytes(void)
 
         if (read_text("/proc/meminfo", text) && find_number(text, "MemAvailable:", &kib))
                 least = kib * 1024;
-        if (read_text("/proc/self/cgroup", text))
-                for (size_t i = 0; i < sizeof(versions) / sizeof(versions[0]); i++)
-                        least = gr_min(least, groups_free_bytes(&versions[i], text));
-        return least;
+        return gr_min(least, all_groups_free_bytes());
 }

@@ -69,6 +69,20 @@ __attribute__((visibility("default"))) int open64(const char *path, int flags, .
         return -1;
 }
 
+/* Stands before the C library's. */
+__attribute__((visibility("default"))) FILE *fopen64(const char *path, const char *mode)
+{
+        void *found = dlsym(RTLD_NEXT, "fopen64");
+        FILE *(*real)(const char *, const char *);
+        int fd;
+
+        memcpy(&real, &found, sizeof(real));
+        if (!host_files || strcmp(path, "/proc/self/cgroup") != 0)
+                return real(path, mode);
+        fd = open64(path, O_RDONLY | O_CLOEXEC);
+        return fd < 0 ? NULL : fdopen(fd, "r");
+}
+
 void run_anew(const char *variable, const char *value)
 {
         if (getenv(variable))
@@ -348,6 +362,10 @@ static void mode_failing(void)
         look_at_blocks("after that");
 }
 
+#define LONG_NAME  "/kubepods-besteffort-pod0123456789abcdef0123456789abcdef.slice"
+#define LONG_PATH  LONG_NAME LONG_NAME LONG_NAME LONG_NAME LONG_NAME
+#define LONG_LINES "12:cpu:" LONG_PATH "\n13:pids:" LONG_PATH "\n14:freezer:" LONG_PATH "\n15:cpuset:" LONG_PATH "\n"
+
 /* No more leaves than the host has room for, with an eighth of it to spare. */
 static void mode_host(void)
 {
@@ -382,6 +400,16 @@ static void mode_host(void)
                   {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "104857600\n"},
                   {"/sys/fs/cgroup/memory/memory.usage_in_bytes", "41943040\n"},
                   {"/sys/fs/cgroup/memory/memory.stat", "inactive_file 0\ntotal_inactive_file 20971520\n"}},
+                 70 * MIB},
+                {"the groups of nested containers have long paths, and the controller shares its folder",
+                 {{"/proc/self/cgroup", LONG_LINES LONG_LINES LONG_LINES "11:hugetlb,memory:" LONG_PATH "\n0::/\n"},
+                  {"/sys/fs/cgroup/memory" LONG_PATH "/memory.limit_in_bytes", "104857600\n"},
+                  {"/sys/fs/cgroup/memory" LONG_PATH "/memory.usage_in_bytes", "20971520\n"}},
+                 70 * MIB},
+                {"a line without an end, and others that say nothing",
+                 {{"/proc/self/cgroup", "\n7\n8:\n9:memory\n10:memory:\n0::/a"},
+                  {"/sys/fs/cgroup/a/memory.max", "104857600"},
+                  {"/sys/fs/cgroup/a/memory.current", "20971520"}},
                  70 * MIB},
                 {"the group is full",
                  {{"/proc/self/cgroup", "0::/\n"},
