@@ -40,6 +40,7 @@ void gr_core_init(struct gr_core *core, struct gr_parts *parts, const struct gr_
         gr_ledger_init(core->ledger);
         gr_accounted_init(core->accounted);
         core->collect = gr_pool_collect;
+        core->collect_blind = gr_pool_collect_blind;
         gr_gate_init(&core->gate);
         gr_reclaimables_init(core->registry);
         gr_lock_init(&core->contexts_lock, GR_RANK_CONTEXTS);

@@ -482,10 +482,8 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_b
         context = block->context;
         rc = free_claimed(core, block, mode);
         /* This free has waited for the GPU: another may do so now. */
-        if (!rc && !mode->give_back && !mode->idle && gr_fence_is_blind(context->fence)) {
-                gr_graph_holds_collect_blind(context, free_parked_and_wait);
-                gr_pool_collect(core);
-        }
+        if (!rc && !mode->give_back && !mode->idle && gr_fence_is_blind(context->fence))
+                gr_pool_collect_blind(context);
         return rc;
 }
 
@@ -532,6 +530,12 @@ void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream)
 void gr_pool_collect(struct gr_core *core)
 {
         gr_graph_holds_collect(core, free_parked);
+}
+
+void gr_pool_collect_blind(struct gr_context *context)
+{
+        gr_graph_holds_collect_blind(context, free_parked_and_wait);
+        gr_pool_collect(context->core);
 }
 
 GR_HOT_CODE int gr_pool_free_slow(struct gr_core *core, uint64_t ptr, struct gr_begun_free freed)

@@ -121,6 +121,12 @@ void gr_pool_end_capture(struct gr_graph_hold *hold, bool single_stream);
 void gr_pool_collect(struct gr_core *core);
 
 /*
+ * The same for a context whose fence is blind (gr_fence_is_blind): waits for the GPU, as the driver's own free does. No
+ * lock is held.
+ */
+void gr_pool_collect_blind(struct gr_context *context);
+
+/*
  * The bytes of the device's slabs that no block takes, if all blocks in slabs are cached, so that all could be returned
  * to the driver; else 0.
  */

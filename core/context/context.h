@@ -146,6 +146,8 @@ struct gr_core {
         _Atomic bool holds_over; /* a hold may have lost its last user */
         /* gr_pool_collect, which frees parked blocks, for files below pool.c that need the memory. Constant. */
         void (*collect)(struct gr_core *core);
+        /* gr_pool_collect_blind, in the same way. */
+        void (*collect_blind)(struct gr_context *context);
 
         /* Called when the cache holds more than it may: gr_trim_excess must be called soon. May be NULL. */
         void (*wake)(struct gr_core *core);

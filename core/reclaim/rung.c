@@ -196,6 +196,27 @@ static uint64_t trim_in_order(struct gr_context *context, const struct reclaim *
         return trim_driver(context);
 }
 
+static bool collect_one_blind(struct gr_context *context, void *arg)
+{
+        (void)arg;
+        if (gr_fence_is_blind(context->fence) && is_patient(context))
+                context->core->collect_blind(context);
+        return true;
+}
+
+/* Memory of graphs that are gone, where no fence says when other work is done with it: the driver's free waits. */
+static uint64_t collect_blind(struct gr_context *context, const struct reclaim *reclaim)
+{
+        struct gr_device *device = context->device;
+        uint64_t before = atomic_load(&device->reserved_bytes), after;
+
+        unlock_ladder(context, reclaim);
+        gr_context_each(context->core, device->ordinal, collect_one_blind, NULL);
+        relock_ladder(context, reclaim);
+        after = atomic_load(&device->reserved_bytes);
+        return before > after ? before - after : 0;
+}
+
 /* As gr_rung_run, or with `locked` as gr_rung_run_locked. */
 static uint64_t run_maybe_locked(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, bool locked,
                                  bool *ret_overtaken)
@@ -224,6 +245,8 @@ static uint64_t run_maybe_locked(struct gr_context *context, enum gr_rung rung, 
                 reclaim.first = context;
                 if (reclaim.visit(context, &reclaim))
                         gr_context_each(core, device->ordinal, visit_other, &reclaim);
+                if (rung == GR_RUNG_SYNC && reclaim.back_bytes < want_bytes)
+                        reclaim.back_bytes += collect_blind(context, &reclaim);
                 if (rung == GR_RUNG_SYNC && reclaim.back_bytes < want_bytes)
                         reclaim.back_bytes += trim_in_order(context, &reclaim, begin_ns);
                 /* On integrated devices pinned memory is device memory, too. */

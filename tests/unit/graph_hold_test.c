@@ -454,8 +454,32 @@ static void test_freed(void)
         finish();
 }
 
+/* Where more contexts can use the block than a fence covers, its memory is had back when an allocation needs it. */
+static void test_short_of_memory(bool over)
+{
+        struct gr_graph_hold *hold;
+        uint64_t ptr;
+        struct gr_context *last;
+
+        start();
+        last = context;
+        for (int i = 0; over && i < GR_ACCESSORS_MAX; i++)
+                last = gr_core_context_add(&core, sg_context_new(0), 0);
+        hold = gr_graph_hold_new(&core, NULL);
+        ptr = held(context, hold, 700 * MIB);
+        sg_work(last->handle, 0, ptr, SG_MS);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        gr_graph_hold_release(hold);
+        GR_CHECK_EQ(sg_alloc(context, 600 * MIB, &ptr), 0);
+        if (ptr)
+                sg_free(&core, ptr);
+        finish();
+}
+
 int main(void)
 {
+        test_short_of_memory(false);
+        test_short_of_memory(true);
         test_end_beside_collect();
         test_about_to_end(true);
         test_about_to_end(false);
