@@ -5,7 +5,7 @@
  * the hold has users, a freed block is parked: only the same capture may get it. The users are the capture, its graph,
  * and all that is made of the graph. When the last has gone, parked blocks are freed as any other. One that then goes
  * to the driver waits until the work from before its free has passed. Where no fence can say that (gr_fence_is_blind),
- * it waits for a free of the program in its context, which waits for the GPU.
+ * it waits for a free of the program in its context, or for the rung SYNC, which both wait for the GPU.
  *
  * A shared hold (GPURECLAIM_GRAPH_ARENA=shared) keeps blocks of graph segments (segment/graph_segments.h) only until
  * its capture has ended. Then they are free there, for later captures.
