@@ -10,7 +10,7 @@
 #include "segment/extent.h"
 #include "segment/segments_state.h"
 
-#define FIT_LOOK    4 /* ranges compared for a request */
+#define FIT_LOOK    3 /* ranges compared for a request */
 #define LARGE_SHARE 2 /* an extent of more than this share of the request is large for it */
 
 struct fit {
@@ -85,8 +85,10 @@ static inline bool weigh_range(struct search *search, struct gr_range *range)
                 return false;
         if (page != ptr && page <= last && range->segment->pages && !range->segment->small)
                 weigh_place(search, page, &fit);
-        weigh_place(search, ptr, &fit);
-        weigh_place(search, last, &fit);
+        if (fit.opened > search->least)
+                weigh_place(search, ptr, &fit);
+        if (fit.opened > search->least)
+                weigh_place(search, last, &fit);
         if (fit.opened < SIZE_MAX && (!search->best.range || is_better(&fit, &search->best)))
                 search->best = fit;
         return search->best.range && search->best.opened <= search->least && search->best.usable;
