@@ -142,9 +142,30 @@ static void add_graphs(struct line *line, const struct gr_oom_report *report, ui
 }
 
 /* Freed memory that the GPU may still use: the only cached memory that would have come back otherwise. */
-static uint64_t quarantined_bytes(const struct gr_oom_report *report)
+static uint64_t quarantined_bytes(struct gr_context *context)
 {
-        return gr_min(gr_fence_quarantine_bytes(report->context->fence), gr_budget_cached(report->context->device));
+        return gr_min(gr_fence_quarantine_bytes(context->fence), gr_budget_cached(context->device));
+}
+
+/* What this process has on the context's device. */
+static void log_process(enum gr_log_level level, struct gr_context *context)
+{
+        struct gr_device *device = context->device;
+        gr_oom_find_origins *find_origins = atomic_load(&gr_oom_origins);
+        struct line process = {.used = 0}, largest = process, origins = process;
+        uint64_t waiting = quarantined_bytes(context), graphs = gr_budget_live(device) - gr_budget_live_unfreed(device);
+
+        add_size(&process, "", gr_budget_live_unfreed(device), " in use, ");
+        if (graphs > 0)
+                add_size(&process, "", graphs, " kept for CUDA graphs, ");
+        add_size(&process, "", gr_budget_cached(device), " in the cache");
+        if (waiting > 0)
+                add_size(&process, ", of it ", waiting, " that the GPU may still use");
+        gr_log(level, "  this process: %s", process.text);
+        add_largest(&largest, context->core, device);
+        gr_log(level, "  largest: %s", largest.text);
+        if (add_origins(&origins, find_origins, device->ordinal))
+                gr_log(level, "  allocated by: %s", origins.text);
 }
 
 static void add_room_on_device(struct line *line, const struct gr_oom_report *report,
@@ -161,7 +182,8 @@ static void add_help_own_limit(struct line *line, const struct gr_oom_report *re
 {
         struct gr_device *device = report->context->device;
         const struct gr_group *group = atomic_load(&device->group);
-        uint64_t least = atomic_load(&device->reserved_bytes) + report->need_bytes, waiting = quarantined_bytes(report);
+        uint64_t least = atomic_load(&device->reserved_bytes) + report->need_bytes,
+                 waiting = quarantined_bytes(report->context);
         uint64_t room = group ? group->room(group->arg) : GR_UNLIMITED;
 
         if (least <= atomic_load(&device->hard_bytes)) {
@@ -199,7 +221,7 @@ static void add_help_group(struct line *line, const struct gr_oom_report *report
 static void add_help_device(struct line *line, const struct gr_oom_report *report, const struct device_memory *memory)
 {
         uint64_t lack = report->need_bytes - gr_min(memory->free_bytes, report->need_bytes),
-                 waiting = quarantined_bytes(report);
+                 waiting = quarantined_bytes(report->context);
         uint64_t own = atomic_load(&report->context->device->reserved_bytes),
                  used = memory->total_bytes - memory->free_bytes;
 
@@ -228,9 +250,9 @@ void gr_oom_report(const struct gr_oom_report *report)
         const struct gr_group *group = atomic_load(&device->group);
         bool of_group = report->limited && group && !gr_budget_own_limit(device, report->need_bytes);
         enum gr_log_level level = report->limited ? GR_LOG_WARN : GR_LOG_INFO;
-        gr_oom_find_origins *find_origins = atomic_load(&gr_oom_origins);
-        struct line first = {.used = 0}, process = first, largest = first, origins = first, tried = first, help = first;
-        uint64_t now_ns = core->driver->now_ns(), waiting = quarantined_bytes(report), graphs, more;
+        struct line first = {.used = 0}, tried = first, help = first;
+        uint64_t now_ns = core->driver->now_ns(), graphs = gr_budget_live(device) - gr_budget_live_unfreed(device),
+                 more;
         struct device_memory memory = {0};
 
         if (!gr_log_enabled(level) || !gr_log_ratelimit(&limit, now_ns))
@@ -249,18 +271,7 @@ void gr_oom_report(const struct gr_oom_report *report)
         }
         gr_log(level, "device %d: %s", device->ordinal, first.text);
 
-        graphs = gr_budget_live(device) - gr_budget_live_unfreed(device);
-        add_size(&process, "", gr_budget_live_unfreed(device), " in use, ");
-        if (graphs > 0)
-                add_size(&process, "", graphs, " kept for CUDA graphs, ");
-        add_size(&process, "", gr_budget_cached(device), " in the cache");
-        if (waiting > 0)
-                add_size(&process, ", of it ", waiting, " that the GPU may still use");
-        gr_log(level, "  this process: %s", process.text);
-        add_largest(&largest, core, device);
-        gr_log(level, "  largest: %s", largest.text);
-        if (add_origins(&origins, find_origins, device->ordinal))
-                gr_log(level, "  allocated by: %s", origins.text);
+        log_process(level, report->context);
         add_tried(&tried, report);
         gr_log(level, "  tried for %.3f ms:%s", (double)(now_ns - report->begin_ns) / 1e6, tried.text);
 
@@ -276,11 +287,29 @@ void gr_oom_report(const struct gr_oom_report *report)
         }
         add_graphs(&help, report, graphs);
         gr_log(level, "  what would help: %s", help.text);
-        if (find_origins)
+        if (atomic_load(&gr_oom_origins))
                 gr_log(level, "  see also: gpureclaim leaks %d while it runs; gpureclaim status", (int)getpid());
         else
                 gr_log(level, "  see also: gpureclaim status; or run with GPURECLAIM_BACKTRACE=sample to see here what "
                               "allocated the memory, or with GPURECLAIM_TRACE=FILE, then gpureclaim report FILE");
         if (more > 0)
                 gr_log(level, "  (%" PRIu64 " more failures went unreported)", more);
+}
+
+void gr_kernel_report(struct gr_context *context, int error, const char *call)
+{
+        static const char *const words[] = {"hardware stack error",  "illegal instruction",     "misaligned address",
+                                            "invalid address space", "invalid program counter", "launch failed"};
+
+        assert(gr_error_is_of_kernel(error));
+        gr_log(GR_LOG_WARN, "device %d: a kernel failed: %s (CUDA error %d), first told by %s; no more work is done",
+               context->device->ordinal,
+               error == GR_ERROR_ILLEGAL_ADDRESS ? "illegal address" : words[error - GR_ERROR_HARDWARE_STACK], error,
+               call);
+        gr_log(GR_LOG_WARN, "  the driver tells neither kernel nor address; the kernel was launched before that call");
+        log_process(GR_LOG_WARN, context);
+        gr_log(GR_LOG_WARN, "  to find the kernel: compute-sanitizer, with GPURECLAIM_POOL=none so that it knows each "
+                            "block; or CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1, then cuda-gdb");
+        gr_log(GR_LOG_WARN, "  to find writes behind a block: GPURECLAIM_GUARD=1; to a freed one: "
+                            "GPURECLAIM_QUARANTINE=1GiB; reads of what was never written: GPURECLAIM_FILL=0xff");
 }

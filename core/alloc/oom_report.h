@@ -1,4 +1,7 @@
-/* Tells why a request failed after the whole ladder, and what would have made it succeed. */
+/*
+ * Tells why a request failed after the whole ladder, and what would have made it succeed; and what is known when a
+ * kernel failed.
+ */
 #ifndef GR_OOM_REPORT_H
 #define GR_OOM_REPORT_H
 
@@ -40,5 +43,22 @@ extern gr_oom_find_origins *_Atomic gr_oom_origins GR_HIDDEN;
  * nothing new to a program. At most three times in ten seconds. Asks the driver; no lock of core/ is held.
  */
 void gr_oom_report(const struct gr_oom_report *report);
+
+/* CUDA's errors of kernels that went wrong by themselves. Every later call answers with the same. */
+#define GR_ERROR_ILLEGAL_ADDRESS 700
+#define GR_ERROR_HARDWARE_STACK  714
+#define GR_ERROR_LAUNCH_FAILED   719
+
+static inline bool gr_error_is_of_kernel(int error)
+{
+        return error == GR_ERROR_ILLEGAL_ADDRESS ||
+               (error >= GR_ERROR_HARDWARE_STACK && error <= GR_ERROR_LAUNCH_FAILED);
+}
+
+/*
+ * Logs in at most eight lines, as a warning, that a kernel failed in the context: the error, which is one of these, the
+ * call of the program that answered it, and what the process has. Asks the driver nothing; no lock of core/ is held.
+ */
+void gr_kernel_report(struct gr_context *context, int error, const char *call);
 
 #endif

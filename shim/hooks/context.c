@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <pthread.h>
 
+#include "alloc/oom_report.h"
 #include "base/arith.h"
 #include "base/log.h"
 #include "base/no_cancel.h"
@@ -343,6 +344,19 @@ bool gr_context_make_room(int device, unsigned *tries)
                                                        : gr_rung_run_on(&gr_core, device, rung, UINT64_MAX);
         }
         return back_bytes > 0;
+}
+
+bool gr_context_note_failure(CUresult result, const char *call)
+{
+        static _Atomic bool told;
+        struct gr_context *context =
+                gr_error_is_of_kernel((int)result) && !told && gr_shim_ready() ? gr_context_current() : NULL;
+        GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
+
+        if (context && !atomic_exchange(&told, true))
+                gr_kernel_report(context, (int)result, call);
+        return false;
 }
 
 /* The stacks of all threads that the device can run at once are memory. */

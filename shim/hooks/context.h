@@ -32,8 +32,14 @@ static inline struct gr_context *gr_context_current(void)
 bool gr_context_make_room(int device, unsigned *tries);
 
 /*
+ * A call of the program has this result, which is no success. Where it is the error of a kernel, that is reported, once
+ * in the process. Returns false.
+ */
+bool gr_context_note_failure(CUresult result, const char *call) __attribute__((cold));
+
+/*
  * The result of call, an expression. While lacks(result) says that it failed for lack of memory, and
- * gr_context_make_room gets some back, it is tried again.
+ * gr_context_make_room gets some back, it is tried again. To be used in a hook, as its function's name is told.
  */
 #define GR_WITH_ROOM_WHERE(lacks, device, call)                                                                        \
         ({                                                                                                             \
@@ -42,8 +48,9 @@ bool gr_context_make_room(int device, unsigned *tries);
                                                                                                                        \
                 do                                                                                                     \
                         result_ = (call);                                                                              \
-                while (__builtin_expect(result_ != CUDA_SUCCESS, 0) && lacks(result_) &&                               \
-                       gr_context_make_room(device, &tries_));                                                         \
+                while (__builtin_expect(result_ != CUDA_SUCCESS, 0) &&                                                 \
+                       (lacks(result_) ? gr_context_make_room(device, &tries_)                                         \
+                                       : gr_context_note_failure(result_, __func__)));                                 \
                 result_;                                                                                               \
         })
 #define GR_IS_OUT_OF_MEMORY(result) ((result) == CUDA_ERROR_OUT_OF_MEMORY)

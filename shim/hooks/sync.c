@@ -1,6 +1,6 @@
 /*
- * Calls that wait for the GPU. Meanwhile memory can be given back without costing time (core/reclaim/proactive.h). As
- * long as there is enough memory, such a call only reads a flag.
+ * Calls that wait for the GPU, and so tell of kernels that failed. Meanwhile memory can be given back without costing
+ * time (core/reclaim/proactive.h). As long as there is enough memory, such a call only reads a flag.
  */
 #include <errno.h>
 
@@ -20,37 +20,46 @@ static void about_to_wait(void)
                 gr_proactive_run(context);
 }
 
+#define NOTED(call)                                                                                                    \
+        ({                                                                                                             \
+                CUresult result_ = (call);                                                                             \
+                                                                                                                       \
+                if (__builtin_expect(result_ != CUDA_SUCCESS, 0))                                                      \
+                        gr_context_note_failure(result_, __func__);                                                    \
+                result_;                                                                                               \
+        })
+
 GR_EXPORT CUresult CUDAAPI cuCtxSynchronize(void)
 {
         GR_PASS_GATE;
         about_to_wait();
-        return GR_REAL(cuCtxSynchronize);
+        return NOTED(GR_REAL(cuCtxSynchronize));
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx)
 {
         GR_PASS_GATE;
         about_to_wait();
-        return GR_REAL(cuCtxSynchronize_v2, ctx);
+        return NOTED(GR_REAL(cuCtxSynchronize_v2, ctx));
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamSynchronize(CUstream stream)
 {
         GR_PASS_GATE;
         about_to_wait();
-        return GR_REAL(cuStreamSynchronize, stream);
+        return NOTED(GR_REAL(cuStreamSynchronize, stream));
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamSynchronize_ptsz(CUstream stream)
 {
         GR_PASS_GATE;
         about_to_wait();
-        return GR_REAL(cuStreamSynchronize_ptsz, stream);
+        return NOTED(GR_REAL(cuStreamSynchronize_ptsz, stream));
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventSynchronize(CUevent event)
 {
         GR_PASS_GATE;
         about_to_wait();
-        return GR_REAL(cuEventSynchronize, event);
+        return NOTED(GR_REAL(cuEventSynchronize, event));
 }

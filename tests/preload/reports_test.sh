@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # What the library writes about a program, wherever that goes, neither ends nor stops the program.
 #
-#   reports_test.sh PROCESS COMMAND [SECURE]
+#   reports_test.sh PROCESS COMMAND SECURE FAILING_KERNEL
 #
 # PROCESS is the program `process`, COMMAND is gpureclaim, SECURE is PROCESS linked with the library, for a run with
 # another user's rights; GR_TEST_SHIM is the library, GR_TEST_SIM the simulated device.
 set -u
 . "$(dirname "$0")/../support/fail.sh"
 
-program=$1 command=$2 secure=${3:-}
+program=$1 command=$2 secure=$3 failing=$4
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
 shown=("$folder/err")
@@ -123,6 +123,37 @@ END
 run plain GPURECLAIM_PINNED_LIMIT=2MiB GPURECLAIM_LOG=silent 2>"$folder/err"
 [ $status -eq 99 ] && grep -q 'cuMemHostAlloc(.*) returned 2$' "$folder/err" ||
         fail "more pinned memory than the limit: exit status $status"
+
+# A kernel that fails: told once, by the first call that says so, which answers as without the library. Other errors of
+# calls are the program's own affair.
+while read -r first fault pool told; do
+        env "GRSIM_FAULT=$fault" "$failing" "$first" >"$folder/native"
+        timeout 20 env "GRSIM_FAULT=$fault" GPURECLAIM_POOL="$pool" GPURECLAIM_BACKTRACE=full \
+                "LD_PRELOAD=$GR_TEST_SHIM" "$failing" "$first" >"$folder/out" 2>"$folder/err"
+        status=$?
+        [ $status -eq 0 ] && cmp -s "$folder/native" "$folder/out" || fail "failing kernel, $fault: $(<"$folder/out")"
+        if [ "$told" = nothing ]; then
+                grep -q "a kernel failed" "$folder/err" && fail "failing kernel, $fault: told"
+                continue
+        fi
+        told="${told/ by / (CUDA error ${fault##*=}), first told by }"
+        [ "$(wc -l <"$folder/err")" -le 8 ] && [ "$(grep -c "a kernel failed" "$folder/err")" -eq 1 ] &&
+                grep -qF "warn: device 0: a kernel failed: $told; no more work" "$folder/err" &&
+                grep -q "  this process: 8.000 MiB in use" "$folder/err" &&
+                grep -q "  allocated by: failing_kernel+0x.*: 8.000 MiB in 1 block" "$folder/err" ||
+                fail "failing kernel, $fault"
+done <<'END'
+wait cuCtxSynchronize:2+=700 auto illegal address by cuCtxSynchronize
+wait cuCtxSynchronize:2+=714 none hardware stack error by cuCtxSynchronize
+launch cuLaunchKernel:3+=715 bins illegal instruction by cuLaunchKernel
+fill cuMemsetD8Async:*=716,cuCtxSynchronize:2+=716 auto misaligned address by cuMemsetD8Async
+stream cuStreamSynchronize:*=717 split invalid address space by cuStreamSynchronize
+event cuEventSynchronize:*=718 auto invalid program counter by cuEventSynchronize
+wait cuCtxSynchronize:2+=719 auto launch failed by cuCtxSynchronize
+wait cuCtxSynchronize:2+=710 auto nothing
+wait cuCtxSynchronize:2+=713 auto nothing
+launch cuLaunchKernel:3+=720 auto nothing
+END
 
 # A FIFO that nobody has open.
 for option in TRACE STATS_FILE; do
