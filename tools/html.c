@@ -75,8 +75,10 @@ static void add_timelines(struct gr_json *json, const struct report *report)
                 for (size_t p = 0; p < line->count; p++) {
                         const struct point *point = &line->points[p];
 
-                        add_row(json, 4,
-                                (uint64_t[]){point->at, point->live_bytes, point->cached_bytes, point->other_bytes});
+                        add_row(json, 5,
+                                (uint64_t[]){point->at, point->live_bytes,
+                                             point->cached_bytes - point->quarantine_bytes, point->other_bytes,
+                                             point->quarantine_bytes});
                 }
                 gr_json_close(json);
                 gr_json_close(json);

@@ -34,6 +34,7 @@ struct moment {
 struct timeline {
         struct point {
                 uint64_t at, live_bytes, cached_bytes, other_bytes; /* other: what the pool does not serve */
+                uint64_t quarantine_bytes;                          /* of the cached ones */
                 uint64_t number;                                    /* of the change, in the order in which they came */
         } points[POINTS_MOST];
         size_t count;

@@ -9,6 +9,7 @@
 
 struct device {
         uint64_t live_bytes, reserved_bytes, kind_bytes[GR_MEMORY_KIND_COUNT];
+        uint64_t freed_bytes; /* since an epoch was last usable, with what was in quarantine then */
         size_t part;
         bool changed; /* in this part */
         struct point least, most, highest, now;
@@ -52,6 +53,7 @@ static void note_change(struct device *device, struct timeline *line, uint64_t a
                         now.other_bytes += device->kind_bytes[kind];
         if (device->reserved_bytes > now.live_bytes + now.other_bytes)
                 now.cached_bytes = device->reserved_bytes - now.live_bytes - now.other_bytes;
+        now.quarantine_bytes = device->freed_bytes < now.cached_bytes ? device->freed_bytes : now.cached_bytes;
         device->cached_area += (double)device->now.cached_bytes * (double)(now.at - device->now.at);
         if (part > device->part) {
                 end_part(device, line);
@@ -67,11 +69,19 @@ static void note_change(struct device *device, struct timeline *line, uint64_t a
         device->changed = true;
 }
 
+static void take_operation(struct device *device, const struct gr_trace_op *op)
+{
+        device->live_bytes += op->is_free ? -op->bytes : op->bytes;
+        device->freed_bytes += op->is_free ? op->bytes : 0;
+}
+
 /* Whether the event changes what a timeline shows. */
 static bool take_event(struct device *device, const struct gr_trace_event *event)
 {
         if (event->what == GR_ENTRY_RESERVED)
                 device->reserved_bytes = event->bytes;
+        else if (event->what == GR_ENTRY_QUARANTINE)
+                device->freed_bytes = event->bytes;
         else if (event->what == GR_ENTRY_KIND && event->detail < GR_MEMORY_KIND_COUNT)
                 device->kind_bytes[event->detail] = event->bytes;
         else
@@ -104,8 +114,7 @@ int draw_timelines(struct report *report)
                 if (is_event)
                         shown = shown && take_event(&devices[number], &trace->events[event]);
                 else if (shown)
-                        devices[number].live_bytes +=
-                                trace->ops[op].is_free ? -trace->ops[op].bytes : trace->ops[op].bytes;
+                        take_operation(&devices[number], &trace->ops[op]);
                 if (shown)
                         note_change(&devices[number], &report->timelines[number], at, report->last_at);
                 op += !is_event;

@@ -19,7 +19,7 @@
 
 #define GR_TRACE_MAGIC       "GRTRACE" /* with its NUL */
 #define GR_TRACE_SUFFIX      ".trace"  /* as gpureclaim record names it */
-#define GR_TRACE_VERSION     4         /* another one with each change of what follows, of counters, rungs or kinds */
+#define GR_TRACE_VERSION     5         /* another one with each change of what follows, of counters, rungs or kinds */
 #define GR_TRACE_BATCH       64        /* entries */
 #define GR_TRACE_DEVICES     16        /* that have a name in the header */
 #define GR_TRACE_BATCHES_MAX (1 << 19) /* 1 GiB */
@@ -43,6 +43,7 @@ enum gr_entry {
          * block is noted; else the sampling size is 1 << detail.
          */
         GR_ENTRY_STACK,
+        GR_ENTRY_QUARANTINE, /* an epoch is usable: of a context on the device bytes remain in quarantine */
         GR_ENTRY_COUNT
 };
 

@@ -12,6 +12,7 @@
 #include "base/driver.h"
 #include "base/lock.h"
 #include "base/log.h"
+#include "base/trace_file.h"
 #include "context/capture_gate.h"
 #include "context/context.h"
 #include "fence/fence_epoch.h"
@@ -131,6 +132,8 @@ static void set_usable(struct gr_fence *fence, const struct gr_epoch *epoch)
         assert(epoch->number < atomic_load(&fence->open_epoch));
         assert(epoch->freed_bytes <= gr_fence_freed_bytes(fence));
         raise_counter(&fence->usable_bytes, epoch->freed_bytes);
+        if (epoch->number > atomic_load(&fence->usable_epoch))
+                gr_trace_add(GR_ENTRY_QUARANTINE, fence->device->ordinal, 0, 0, gr_fence_quarantine_bytes(fence));
         raise_counter(&fence->usable_epoch, epoch->number);
 }
 

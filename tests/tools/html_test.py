@@ -19,7 +19,7 @@ import time
 COMMAND = sys.argv[1]
 MIB, GIB, SECOND = 2**20, 2**30, 10**9
 HIT, MISS, FREE, REFUSED, COUNTER, RUNG, RESERVED, KIND, LIMIT = range(1, 10)
-STACK = 12
+STACK, QUARANTINE = 12, 13
 DECAYED_BYTES, LIMIT_HITS, SYNC, TRIM, DRIVER = 11, 17, 5, 3, 5
 NOWHERE = 255
 # Would end the data, the attribute or the script, or be an element, where a page took it for more than text.
@@ -40,7 +40,7 @@ def write_trace(path, entries, command="app"):
     """entries: (time in ns, kind, device, detail, address, bytes)."""
     batches = -(-len(entries) // 64)
     with open(path, "wb") as file:
-        file.write(struct.pack("<8sIIIIQQQQ", b"GRTRACE", 4, 4096, 32, 64, 7, 10**18, batches, batches + 1))
+        file.write(struct.pack("<8sIIIIQQQQ", b"GRTRACE", 5, 4096, 32, 64, 7, 10**18, batches, batches + 1))
         file.write(struct.pack("<64s", b"A GPU") + bytes(15 * 64))
         file.write(struct.pack("<1024s1992x", command.encode()))
         for at, what, device, detail, address, size in entries:
@@ -145,11 +145,23 @@ def test_bounds(folder):
     check([gpu["number"] for gpu in data["gpus"]] == [0, 1], "a long trace: GPUs")
     check(all(1000 < len(gpu["points"]) <= 2000 for gpu in data["gpus"]), "a long trace: points")
     first = data["gpus"][0]["points"]
-    check([20000499, 700 * MIB, 100 * MIB, 100 * MIB] in first, "a long trace: the peak is not a point")
+    check([20000499, 700 * MIB, 0, 100 * MIB, 100 * MIB] in first, "a long trace: the peak is not a point")
     check(first == sorted(first, key=lambda point: point[0]), "a long trace: points are not in order")
     check(all(sum(point[1:]) == 900 * MIB for point in first), "a long trace: the sum is not what is reserved")
     check(len(data["marks"]) <= 200 and sum(mark[2] for mark in data["marks"]) == 50000, "a long trace: marks")
     check(data["hits"] == 50001 and data["gpus"][0]["name"] == "A GPU", "a long trace: hits or name")
+
+
+def test_quarantine(folder):
+    """Grows with each free, until an epoch is usable; never more than is cached."""
+    path = os.path.join(folder, "quarantine.trace")
+    write_trace(path, [(0, RESERVED, 0, 0, 0, 12 * MIB)] + blocks([4 * MIB, 5 * MIB], 1) + frees(1, 10) +
+                [(20, QUARANTINE, 0, 0, 0, MIB)] + [(30, FREE, NOWHERE, 0, 0x200000, 0), (40, QUARANTINE, 0, 0, 0, 0),
+                                                    (50, QUARANTINE, 0, 0, 0, 99 * MIB)])
+    points = {point[0] + 1: point[1:] for point in data_of(report("--html", path))["gpus"][0]["points"]}
+    wanted = {10: [5, 3, 0, 4], 20: [5, 6, 0, 1], 30: [0, 6, 0, 6], 40: [0, 12, 0, 0], 50: [0, 0, 0, 12]}
+    for at, mib in wanted.items():
+        check(points.get(at) == [MIB * value for value in mib], f"quarantine at {at}: {points.get(at)}")
 
 
 class Browser:
@@ -228,7 +240,8 @@ class Browser:
 def test_names(folder):
     """Names that programs chose stay text. Returns the page's path."""
     path = os.path.join(folder, "named.trace")
-    write_trace(path, blocks([4 * MIB, 2 * MIB, MIB], SECOND) +
+    write_trace(path, [(0, RESERVED, 0, 0, 0, 10 * MIB), (1, QUARANTINE, 0, 0, 0, 2 * MIB)] +
+                blocks([4 * MIB, 2 * MIB, MIB], SECOND) +
                 [(2 * SECOND, RUNG, 0, TRIM, 100, MIB), (3 * SECOND, FREE, NOWHERE, 0, 0x300000, 0)], HOSTILE)
     write_origins(os.path.join(folder, "named.origins"),
                   [(4 * MIB, [HOSTILE, "outer"]), (2 * MIB, ["inner", "middle", "outer"])])
@@ -310,7 +323,8 @@ def test_in_browser(browser, path):
     check(browser.value("document.querySelectorAll('img').length") == 0, "in the browser: a name became an element")
     browser.click("svg.time")
     said = browser.value("document.querySelector('.moment').textContent")
-    check("7.00 MiB live" in said and "ladder: trim (1 times, 1.00 MiB)" in said, f"in the browser: a moment: {said}")
+    check("7.00 MiB live, 2.00 MiB waiting for the GPU, 1.00 MiB cached" in said and
+          "ladder: trim (1 times, 1.00 MiB)" in said, f"in the browser: a moment: {said}")
     said = browser.value("document.querySelector('#frame').textContent")
     check(said == "all: 6.00 MiB, 100.0 %", f"in the browser: all frames: {said}")
     browser.click("#flame button[title^=middle]")
@@ -336,6 +350,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="gr-page-", ignore_cleanup_errors=True) as folder:
         test_sentences(folder)
         test_bounds(folder)
+        test_quarantine(folder)
         path = test_names(folder)
         snapshots = test_snapshots(folder)
         if not program:

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/trace_file.h"
 #include "fence_gpu.h"
 
 int __real_gr_fence_wait_oldest(struct gr_fence *waiting, uint64_t deadline_ns);
@@ -22,11 +23,23 @@ int __wrap_gr_fence_wait_oldest(struct gr_fence *waiting, uint64_t deadline_ns)
         return __real_gr_fence_wait_oldest(waiting, deadline_ns);
 }
 
+static uint64_t traced_bytes; /* in quarantine, as the trace was told last */
+
+static void note_traced(enum gr_entry what, int device, unsigned detail, uint64_t address, uint64_t bytes)
+{
+        if (what == GR_ENTRY_QUARANTINE) {
+                GR_CHECK(device == context->ordinal && detail == 0 && address == 0);
+                traced_bytes = bytes;
+        }
+}
+
 static void test_poll(void)
 {
         uint64_t first, second;
 
         start();
+        atomic_store(&gr_trace_to, note_traced);
+        traced_bytes = 1;
         GR_CHECK(gr_fence_usable(fence, 0) && gr_fence_idle(fence, 0)); /* epoch 0: nothing ever used it */
         GR_CHECK(!gr_fence_waiting(context->fence));
         GR_CHECK_EQ(gr_fence_close(context->fence), 0); /* nothing was freed */
@@ -53,11 +66,14 @@ static void test_poll(void)
         GR_CHECK(gr_fence_usable(fence, first) && gr_fence_idle(fence, first));
         GR_CHECK(!gr_fence_usable(fence, second));
         GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), MIB);
+        GR_CHECK_EQ(traced_bytes, MIB);
         sg_advance(5 * SG_MS);
         GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(gr_fence_idle(fence, second));
         GR_CHECK(!gr_fence_waiting(context->fence));
         GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
+        GR_CHECK_EQ(traced_bytes, 0);
+        atomic_store(&gr_trace_to, NULL);
 
         /* What is freed after the close is not covered by it. */
         first = freed_after(0);
@@ -120,6 +136,19 @@ static void test_close_bytes(void)
 static void test_barrier(void)
 {
         uint64_t epoch;
+
+        start();
+        atomic_store(&gr_trace_to, note_traced);
+        traced_bytes = 1;
+        epoch = freed_after(5);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
+        GR_CHECK_EQ(traced_bytes, 0);
+        traced_bytes = 1;
+        sg_advance(5 * SG_MS);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0); /* it was usable before */
+        GR_CHECK_EQ(traced_bytes, 1);
+        atomic_store(&gr_trace_to, NULL);
+        finish();
 
         start();
         epoch = freed_after(5);
