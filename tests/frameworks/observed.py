@@ -138,7 +138,7 @@ class Leak:
 
     def is_at(self, frame):
         return frame.get("function") == self.function and (not self.has_line or (
-            os.path.basename(frame["file"]) == self.file and frame["line"] == self.line))
+            os.path.basename(frame.get("file", "")) == self.file and frame["line"] == self.line))
 
     def check(self, origins, when):
         largest = origins[0] if origins else {"frames": [], "bytes": 0}
