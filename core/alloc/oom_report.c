@@ -300,16 +300,17 @@ void gr_kernel_report(struct gr_context *context, int error, const char *call)
 {
         static const char *const words[] = {"hardware stack error",  "illegal instruction",     "misaligned address",
                                             "invalid address space", "invalid program counter", "launch failed"};
+        enum gr_log_level level = atomic_load(&gr_oom_origins) ? GR_LOG_WARN : GR_LOG_INFO;
 
         assert(gr_error_is_of_kernel(error));
-        gr_log(GR_LOG_WARN, "device %d: a kernel failed: %s (CUDA error %d), first told by %s; no more work is done",
+        gr_log(level, "device %d: a kernel failed: %s (CUDA error %d), first told by %s; no more work is done",
                context->device->ordinal,
                error == GR_ERROR_ILLEGAL_ADDRESS ? "illegal address" : words[error - GR_ERROR_HARDWARE_STACK], error,
                call);
-        gr_log(GR_LOG_WARN, "  the driver tells neither kernel nor address; the kernel was launched before that call");
-        log_process(GR_LOG_WARN, context);
-        gr_log(GR_LOG_WARN, "  to find the kernel: compute-sanitizer, with GPURECLAIM_POOL=none so that it knows each "
-                            "block; or CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1, then cuda-gdb");
-        gr_log(GR_LOG_WARN, "  to find writes behind a block: GPURECLAIM_GUARD=1; to a freed one: "
-                            "GPURECLAIM_QUARANTINE=1GiB; reads of what was never written: GPURECLAIM_FILL=0xff");
+        gr_log(level, "  the driver tells neither kernel nor address; the kernel was launched before that call");
+        log_process(level, context);
+        gr_log(level, "  to find the kernel: compute-sanitizer, with GPURECLAIM_POOL=none so that it knows each "
+                      "block; or CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1, then cuda-gdb");
+        gr_log(level, "  to find writes behind a block: GPURECLAIM_GUARD=1; to a freed one: "
+                      "GPURECLAIM_QUARANTINE=1GiB; reads of what was never written: GPURECLAIM_FILL=0xff");
 }

@@ -56,8 +56,9 @@ static inline bool gr_error_is_of_kernel(int error)
 }
 
 /*
- * Logs in at most eight lines, as a warning, that a kernel failed in the context: the error, which is one of these, the
- * call of the program that answered it, and what the process has. Asks the driver nothing; no lock of core/ is held.
+ * Logs in at most eight lines that a kernel failed in the context: the error, which is one of these, the call of the
+ * program that answered it, and what the process has. As a warning where the program's user asked for origins, else at
+ * level info: many programs fail a kernel on purpose. Asks the driver nothing; no lock of core/ is held.
  */
 void gr_kernel_report(struct gr_context *context, int error, const char *call);
 

@@ -126,6 +126,9 @@ run plain GPURECLAIM_PINNED_LIMIT=2MiB GPURECLAIM_LOG=silent 2>"$folder/err"
 
 # A kernel that fails: told once, by the first call that says so, which answers as without the library. Other errors of
 # calls are the program's own affair.
+# Nobody asked for it without these options.
+timeout 20 env GRSIM_FAULT=cuCtxSynchronize:2+=700 "LD_PRELOAD=$GR_TEST_SHIM" "$failing" wait >/dev/null 2>"$folder/err"
+[ -s "$folder/err" ] && fail "failing kernel, unasked: $(<"$folder/err")"
 while read -r first fault pool told; do
         env "GRSIM_FAULT=$fault" "$failing" "$first" >"$folder/native"
         timeout 20 env "GRSIM_FAULT=$fault" GPURECLAIM_POOL="$pool" GPURECLAIM_BACKTRACE=full \
