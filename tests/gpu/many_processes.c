@@ -5,7 +5,7 @@
  *
  *   many_processes start [--count=N]
  *   many_processes share [--jobs=N] [--at-once=N] [--phases=N] [--most=SIZE] [--budget=SIZE] [--may-fail]
- *   many_processes kill [--count=N] [--kills=N] [--most=SIZE] [--may-fail]
+ *   many_processes kill [--count=N] [--kills=N] [--most=SIZE] [--may-fail] [--keep=N] [--order] [--deadline=S]
  *
  * A job of `share` runs phases: it allocates one block of a quarter of --most up to --most, fills it, works, looks
  * whether it is intact, frees it, and does something else. It takes each block in one piece, because a job that holds
@@ -13,10 +13,12 @@
  * contexts, must not pass it.
  *
  * The processes of `kill` allocate, look at and free blocks at random, each up to --most in all. Every half a second or
- * so one is killed, and another one begins in its place.
+ * so one is killed, and another one begins in its place; never the first --keep of them, which lose nothing by it. With
+ * --order the command (GR_TEST_COMMAND) puts it to sleep, and it is killed at a random moment of leaving and coming
+ * back; the others sleep as well.
  *
  * Prints "# NAME VALUE" lines. Exit status 1 when an allocation was refused (but for --may-fail), data changed, a
- * process failed or the budget was passed.
+ * process failed, the budget was passed, or one act took longer than --deadline seconds.
  */
 #include "gputest.h"
 
@@ -31,7 +33,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MOST_PROCESSES 512
+#define MOST_PROCESSES 2048
 #define GIVE_UP_US     390e6 /* the whole */
 #define SAMPLE_US      5000
 #define WINDOW         (16 * MIB)
@@ -53,9 +55,9 @@ static struct {
 } * shared;
 
 static struct {
-        unsigned count, at_once, phases, kills;
+        unsigned count, at_once, phases, kills, keep, deadline;
         size_t most, budget;
-        bool may_fail;
+        bool may_fail, order;
 } options = {.count = 50, .phases = 5, .kills = 20, .most = 4 * GIB};
 
 /* In a process of its own: the starter must not open the driver before it forks. Makes no context. */
@@ -422,26 +424,81 @@ static void act_until_end(unsigned number)
                         check_block(&gt, blocks[i].ptr, blocks[i].bytes, blocks[i].value, count);
 }
 
+static void order_sleep(unsigned pid)
+{
+        const char *command = getenv("GR_TEST_COMMAND");
+        char number[16];
+
+        snprintf(number, sizeof(number), "%u", pid);
+        unsetenv("LD_PRELOAD");
+        freopen("/dev/null", "w", stdout);
+        freopen("/dev/null", "w", stderr);
+        if (command)
+                execl(command, command, "sleep", "--timeout", "1s", number, NULL);
+        _exit(GT_SKIPPED);
+}
+
+/* Whether the command put it to sleep. */
+static bool slept(pid_t command)
+{
+        int status;
+
+        if (waitpid(command, &status, 0) != command || !WIFEXITED(status))
+                return false;
+        if (WEXITSTATUS(status) == GT_SKIPPED)
+                gt_die("GR_TEST_COMMAND is not the command");
+        return WEXITSTATUS(status) == 0;
+}
+
+/* Kills one; with --order one that is at work already and was told to sleep, as one that stays was. */
+static unsigned kill_one(const unsigned *numbers, const pid_t *pids, uint64_t *seed, bool *ret_asleep)
+{
+        pid_t commands[2] = {0};
+        double begin_us = gt_now_us();
+        unsigned victim;
+
+        do {
+                if (gt_now_us() - begin_us > GIVE_UP_US)
+                        gt_die("none of them gets to work");
+                gt_sleep_us(1000);
+                victim = options.keep + (unsigned)(gt_random(seed) % (options.count - options.keep));
+        } while (options.order && shared->jobs[numbers[victim]].phases == 0);
+        if (options.order)
+                commands[0] = begin(order_sleep, (unsigned)pids[victim]);
+        if (options.order && options.keep)
+                commands[1] = begin(order_sleep, (unsigned)pids[gt_random(seed) % options.keep]);
+        gt_sleep_us(options.order ? (double)(gt_random(seed) % 250000) : 300000 + (double)(gt_random(seed) % 400000));
+        kill(pids[victim], SIGKILL);
+        *ret_asleep = options.order && slept(commands[0]);
+        if (commands[1])
+                slept(commands[1]);
+        return victim;
+}
+
 static int kill_some(void)
 {
-        pid_t pids[MOST_PROCESSES];
-        unsigned phases = 0, refused = 0, failed = 0, begun = options.count;
+        unsigned numbers[MOST_PROCESSES], phases = 0, refused = 0, failed = 0, asleep = 0, begun = options.count;
         uint64_t seed = (uint64_t)gt_now_us();
+        pid_t pids[MOST_PROCESSES];
         double longest_us = 0;
+        bool late;
 
-        if (options.count + options.kills > MOST_PROCESSES)
-                gt_die("at most %d processes in all", MOST_PROCESSES);
-        for (unsigned i = 0; i < options.count; i++)
+        if (options.count + options.kills > MOST_PROCESSES || options.keep >= options.count)
+                gt_die("at most %d processes in all, and not all of them kept", MOST_PROCESSES);
+        for (unsigned i = 0; i < options.count; i++) {
+                numbers[i] = i;
                 pids[i] = begin(act_until_end, i);
+        }
         for (unsigned i = 0; i < options.kills; i++) {
-                unsigned victim = (unsigned)(gt_random(&seed) % options.count);
+                bool was_asleep;
+                unsigned victim = kill_one(numbers, pids, &seed, &was_asleep);
                 int status = 0;
 
-                gt_sleep_us(300000 + (double)(gt_random(&seed) % 400000));
-                kill(pids[victim], SIGKILL);
                 waitpid(pids[victim], &status, 0);
                 failed += !WIFSIGNALED(status);
-                pids[victim] = begin(act_until_end, begun++);
+                asleep += was_asleep;
+                numbers[victim] = begun++;
+                pids[victim] = begin(act_until_end, numbers[victim]);
         }
         shared->end = true;
         failed += reap(options.count);
@@ -453,18 +510,24 @@ static int kill_some(void)
         }
         printf("# processes %u\n# kills %u\n# acts %u\n# refused %u\n# failed %u\n# changed %u\n# longest_ms %.0f\n",
                begun, options.kills, phases, refused, failed, (unsigned)shared->changed, longest_us / 1e3);
-        return failed || shared->changed || (refused && !options.may_fail) ? EXIT_FAILURE : EXIT_SUCCESS;
+        if (options.order)
+                printf("# killed_asleep %u\n", asleep);
+        late = options.deadline && longest_us > options.deadline * 1e6;
+        return failed || late || shared->changed || (refused && !options.may_fail) ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 int main(int argc, char **argv)
 {
         int mode = GT_OPTIONS(argc, argv,
                               "start [--count=N] | share [--jobs=N] [--at-once=N] [--phases=N] [--most=SIZE] "
-                              "[--budget=SIZE] [--may-fail] | kill [--count=N] [--kills=N] [--most=SIZE] [--may-fail]",
+                              "[--budget=SIZE] [--may-fail] | kill [--count=N] [--kills=N] [--most=SIZE] [--may-fail] "
+                              "[--keep=N] [--order] [--deadline=S]",
                               GT_OPTION("count", options.count), GT_OPTION("jobs", options.count),
                               GT_OPTION("at-once", options.at_once), GT_OPTION("phases", options.phases),
                               GT_OPTION("kills", options.kills), GT_OPTION("most", options.most),
-                              GT_OPTION("budget", options.budget), GT_OPTION("may-fail", options.may_fail));
+                              GT_OPTION("budget", options.budget), GT_OPTION("may-fail", options.may_fail),
+                              GT_OPTION("keep", options.keep), GT_OPTION("order", options.order),
+                              GT_OPTION("deadline", options.deadline));
 
         if (options.count == 0 || options.count > MOST_PROCESSES)
                 gt_die("1 to %d processes", MOST_PROCESSES);
