@@ -22,7 +22,7 @@
 
 #define ENDED_LOOK_NS    10000
 #define NEIGHBOURS_BYTES (UINT64_C(1) << 30) /* asked for where the amount is not known: more than a context takes */
-#define ROOM_FIRST_NS    UINT64_C(20000000)  /* between two tries of a context that waits for room */
+#define ROOM_FIRST_NS    UINT64_C(20000000)  /* between two tries of a call that waits for room */
 #define ROOM_MOST_NS     UINT64_C(500000000) /* the same, later */
 #define ALIASES_MAX      256 /* of green contexts that no hook saw being made: another context owns their memory */
 
@@ -325,17 +325,25 @@ static uint64_t ask_neighbours(int device)
         return gr_core.ask_neighbours(&gr_core, used, want_bytes);
 }
 
+/* The one that is meant, or with -1 that of the current context; -1: there is none. */
+static int device_or_current(int device)
+{
+        struct gr_context *context = device < 0 && gr_shim_ready() ? gr_context_current() : NULL;
+
+        if (context)
+                device = context->ordinal;
+        return device < GR_DEVICES_MAX && gr_shim_ready() ? device : -1;
+}
+
 bool gr_context_make_room(int device, unsigned *tries)
 {
         static const enum gr_rung rungs[] = {GR_RUNG_TRIM, GR_RUNG_SYNC, GR_RUNG_NEIGHBOUR};
-        struct gr_context *context = device < 0 && gr_shim_ready() ? gr_context_current() : NULL;
         uint64_t back_bytes = 0;
         GR_KEEP_ERRNO;
         GR_NO_CANCEL;
 
-        if (context)
-                device = context->ordinal;
-        if (device < 0 || device >= GR_DEVICES_MAX || !gr_shim_ready())
+        device = device_or_current(device);
+        if (device < 0)
                 return false;
         while (*tries < sizeof(rungs) / sizeof(rungs[0]) && back_bytes == 0) {
                 enum gr_rung rung = rungs[(*tries)++];
@@ -357,6 +365,40 @@ bool gr_context_note_failure(CUresult result, const char *call)
         if (context && !atomic_exchange(&told, true))
                 gr_kernel_report(context, (int)result, call);
         return false;
+}
+
+bool gr_context_wait_for_room(int device, struct gr_room_wait *wait)
+{
+        uint64_t now_ns = gr_driver.now_ns(), wait_ns = gr_core.config.wait_ns;
+        struct gr_device *used;
+        GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
+
+        device = device_or_current(device);
+        used = device < 0 ? NULL : gr_device_use(device);
+        if (!used || !wait_ns || gr_reclaimable_inside() ||
+            (gr_core.config.wait_for_others_only && gr_core.may_give && !gr_core.may_give(used, 1)))
+                return false;
+        gr_lock_rank_assert_free_from(GR_RANK_PRIMARY); /* others may have to end a context meanwhile */
+        if (!wait->device) {
+                *wait = (struct gr_room_wait){used, now_ns};
+                if (gr_core.wait_for_neighbours)
+                        gr_core.wait_for_neighbours(used, NEIGHBOURS_BYTES);
+                gr_log(GR_LOG_INFO, "device %d: waiting up to %.3f s for room for what the driver needs itself", device,
+                       (double)wait_ns / 1e9);
+        }
+        if (now_ns - wait->begin_ns >= wait_ns)
+                return false;
+        gr_driver.sleep_ns(gr_min(gr_max((now_ns - wait->begin_ns) / 8, ROOM_FIRST_NS), ROOM_MOST_NS));
+        return true;
+}
+
+void gr_context_end_wait(const struct gr_room_wait *wait, bool success)
+{
+        if (gr_core.wait_for_neighbours)
+                gr_core.wait_for_neighbours(wait->device, -(int64_t)NEIGHBOURS_BYTES);
+        if (success && gr_core.served)
+                gr_core.served();
 }
 
 /* The stacks of all threads that the device can run at once are memory. */
@@ -432,61 +474,22 @@ static void primary_retained(CUdevice dev, CUcontext primary)
         gr_unlock(&lock);
 }
 
-/*
- * As an allocation that would fail (GPURECLAIM_WAIT), a context waits for room, with which a program begins. Waits a
- * little, after which it should be tried again: less and less often, as the driver makes one context at a time for all
- * processes. False: the time is over, or other processes have nothing. *begin_ns: 0 before the first call; if it is not
- * 0 afterwards, end_wait_for_room must follow. No lock is held.
- */
-static bool wait_for_room(int device, uint64_t *begin_ns)
-{
-        struct gr_device *used = gr_device_use(device);
-        uint64_t now_ns = gr_driver.now_ns(), wait_ns = gr_core.config.wait_ns;
-        GR_KEEP_ERRNO;
-
-        if (!used || !wait_ns || gr_reclaimable_inside() ||
-            (gr_core.config.wait_for_others_only && gr_core.may_give && !gr_core.may_give(used, 1)))
-                return false;
-        if (!*begin_ns) {
-                *begin_ns = now_ns;
-                if (gr_core.wait_for_neighbours)
-                        gr_core.wait_for_neighbours(used, NEIGHBOURS_BYTES);
-                gr_log(GR_LOG_INFO, "device %d: waiting up to %.3f s for room for a context", device,
-                       (double)wait_ns / 1e9);
-        }
-        if (now_ns - *begin_ns >= wait_ns)
-                return false;
-        gr_driver.sleep_ns(gr_min(gr_max((now_ns - *begin_ns) / 8, ROOM_FIRST_NS), ROOM_MOST_NS));
-        return true;
-}
-
-static void end_wait_for_room(int device, bool success)
-{
-        if (gr_core.wait_for_neighbours)
-                gr_core.wait_for_neighbours(&gr_core.devices[device], -(int64_t)NEIGHBOURS_BYTES);
-        if (success && gr_core.served)
-                gr_core.served();
-}
-
 GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev)
 {
-        uint64_t begin_ns = 0;
         CUresult result;
         GR_NO_CANCEL;
 
         if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
                 return GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
-        do {
-                gr_lock(&gr_primary_locks[dev]);
-                result = GR_WITH_ROOM(dev, GR_REAL(cuDevicePrimaryCtxRetain, context, dev));
-                if (result == CUDA_SUCCESS)
-                        primary_retained(dev, *context);
-                note_context(result, context, dev, false);
-                gr_unlock(&gr_primary_locks[dev]);
-        } while (GR_IS_OUT_OF_MEMORY(result) && wait_for_room(dev, &begin_ns));
-        if (begin_ns)
-                end_wait_for_room(dev, result == CUDA_SUCCESS);
-        return result;
+        return GR_WAIT_FOR_ROOM(dev, ({
+                                        gr_lock(&gr_primary_locks[dev]);
+                                        result = GR_WITH_ROOM_NOW(dev, GR_REAL(cuDevicePrimaryCtxRetain, context, dev));
+                                        if (result == CUDA_SUCCESS)
+                                                primary_retained(dev, *context);
+                                        note_context(result, context, dev, false);
+                                        gr_unlock(&gr_primary_locks[dev]);
+                                        result;
+                                }));
 }
 
 /*

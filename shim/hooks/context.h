@@ -53,8 +53,38 @@ bool gr_context_note_failure(CUresult result, const char *call) __attribute__((c
                                        : gr_context_note_failure(result_, __func__)));                                 \
                 result_;                                                                                               \
         })
-#define GR_IS_OUT_OF_MEMORY(result) ((result) == CUDA_ERROR_OUT_OF_MEMORY)
-#define GR_WITH_ROOM(device, call)  GR_WITH_ROOM_WHERE(GR_IS_OUT_OF_MEMORY, device, call)
+#define GR_IS_OUT_OF_MEMORY(result)    ((result) == CUDA_ERROR_OUT_OF_MEMORY)
+#define GR_WITH_ROOM_NOW(device, call) GR_WITH_ROOM_WHERE(GR_IS_OUT_OF_MEMORY, device, call)
+
+struct gr_room_wait {
+        struct gr_device *device; /* NULL: it has not begun */
+        uint64_t begin_ns;
+};
+
+/*
+ * As an allocation that would fail (GPURECLAIM_WAIT), a call of the driver waits for room on the device, as above.
+ * Waits a little, after which the call should be tried again: less and less often, as the driver makes one context at a
+ * time for all processes. False: the time is over, or other processes have nothing. Once it has begun,
+ * gr_context_end_wait must follow. No lock is held.
+ */
+bool gr_context_wait_for_room(int device, struct gr_room_wait *wait);
+void gr_context_end_wait(const struct gr_room_wait *wait, bool success);
+
+/* The result of call, which asks for room itself (GR_WITH_ROOM_NOW). It is repeated while the program may wait. */
+#define GR_WAIT_FOR_ROOM(ordinal, call)                                                                                \
+        ({                                                                                                             \
+                struct gr_room_wait wait_ = {0};                                                                       \
+                CUresult waited_;                                                                                      \
+                                                                                                                       \
+                do                                                                                                     \
+                        waited_ = (call);                                                                              \
+                while (GR_IS_OUT_OF_MEMORY(waited_) && gr_context_wait_for_room(ordinal, &wait_));                     \
+                if (wait_.device)                                                                                      \
+                        gr_context_end_wait(&wait_, waited_ == CUDA_SUCCESS);                                          \
+                waited_;                                                                                               \
+        })
+/* Where no lock is held. */
+#define GR_WITH_ROOM(device, call) GR_WAIT_FOR_ROOM(device, GR_WITH_ROOM_NOW(device, call))
 
 /* The context of a handle, which need not be current; NULL where the library does not know it yet. */
 struct gr_context *gr_context_known(CUcontext handle);

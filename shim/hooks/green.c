@@ -19,14 +19,17 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
 
         if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
                 return GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
-        gr_lock(&gr_primary_locks[dev]);
-        result = GR_WITH_ROOM(dev, GR_REAL(cuGreenCtxCreate, green, description, dev, flags));
-        if (result == CUDA_SUCCESS) {
-                gr_captures_note_overlap(); /* its default stream runs beside that of the primary context */
-                gr_context_green_made(dev, gr_green_add(*green, dev));
-        }
-        gr_unlock(&gr_primary_locks[dev]);
-        return result;
+        return GR_WAIT_FOR_ROOM(
+                dev, ({
+                        gr_lock(&gr_primary_locks[dev]);
+                        result = GR_WITH_ROOM_NOW(dev, GR_REAL(cuGreenCtxCreate, green, description, dev, flags));
+                        if (result == CUDA_SUCCESS) {
+                                gr_captures_note_overlap(); /* its stream runs beside that of the primary context */
+                                gr_context_green_made(dev, gr_green_add(*green, dev));
+                        }
+                        gr_unlock(&gr_primary_locks[dev]);
+                        result;
+                }));
 }
 
 /* Remembers the conversion, so that no allocation is needed to find the owner of the memory. */

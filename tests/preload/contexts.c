@@ -9,6 +9,7 @@
  *   contexts threads     threads that make, use and end contexts, and capture on streams, each for itself
  *   contexts untold      on two devices, of which the driver does not tell the second one's size at first
  *   contexts keys        where no key for data of a thread is left: a thread that captures has none at its end
+ *   contexts wait        for which the driver has no room at first; under the library alone
  *   contexts limits      on two devices, with GPURECLAIM_HARD_LIMIT=0=64MiB,1=25% and 1 GiB each: what each may take
  */
 #include "contexts.h"
@@ -634,9 +635,16 @@ int main(int argc, char **argv)
                 const char *name;
                 void (*run)(void);
         } modes[] = {
-                {"", come_and_go},       {"old", contexts_old},   {"ends", ends},
-                {"devices", devices},    {"threads", of_threads}, {"untold", untold},
-                {"keys", contexts_keys}, {"limits", limits},      {"graphics", contexts_of_graphics},
+                {"", come_and_go},
+                {"old", contexts_old},
+                {"ends", ends},
+                {"devices", devices},
+                {"threads", of_threads},
+                {"untold", untold},
+                {"keys", contexts_keys},
+                {"limits", limits},
+                {"graphics", contexts_of_graphics},
+                {"wait", contexts_that_wait},
         };
         const char *mode = argc > 1 ? argv[1] : "";
 

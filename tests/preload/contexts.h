@@ -34,6 +34,7 @@ bool old_symbol(const char *name, void *ret_function);
 /* Modes, and parts of them. */
 void contexts_old(void);
 void contexts_of_graphics(void);
+void contexts_that_wait(void);
 void contexts_captures(void);
 /* A key that was not made is another one's. */
 void contexts_keys(void);

@@ -2,6 +2,7 @@
 #include "contexts.h"
 
 #include "check.h"
+#include "gputest.h"
 
 #include <cuda.h>
 #include <dlfcn.h>
@@ -130,6 +131,38 @@ void contexts_of_graphics(void)
         }
         work("after a context of graphics");
         GR_MUST(cuCtxDestroy(first));
+}
+
+/*
+ * The driver has no room for anything at first (GRSIM_FAULT), and some a moment later (GPURECLAIM_WAIT). That a call
+ * waits only once it holds no lock is asserted in debug builds.
+ */
+void contexts_that_wait(void)
+{
+        CUresult (*v2)(CUcontext *, unsigned int, CUdevice) = NULL;
+        CUresult (*v3)(CUcontext *, CUexecAffinityParam *, int, unsigned int, CUdevice) = NULL;
+        CUresult (*v4)(CUcontext *, CUctxCreateParams *, unsigned int, CUdevice) = NULL;
+        CUcontext context, primary;
+        struct gt_green green;
+        CUstream stream;
+        CUmodule module;
+
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        GR_MUST(cuCtxSetCurrent(primary));
+        GR_MUST(!old_symbol("cuCtxCreate_v2", &v2) || !old_symbol("cuCtxCreate_v3", &v3) ||
+                !old_symbol("cuCtxCreate_v4", &v4));
+        GR_MUST(v2(&context, 0, 0));
+        GR_MUST(cuCtxDestroy(context));
+        GR_MUST(v3(&context, NULL, 0, 0, 0));
+        GR_MUST(cuCtxDestroy(context));
+        GR_MUST(v4(&context, NULL, 0, 0));
+        GR_MUST(cuCtxDestroy(context));
+        GR_MUST(cuCtxSetCurrent(primary));
+        GR_MUST(!gt_green_open(0, &green));
+        gt_green_close(&green);
+        GR_MUST(cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
+        gt_load_kernels(&module);
+        GR_MUST(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
 }
 
 static void old_primary(void)

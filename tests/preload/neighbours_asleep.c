@@ -365,14 +365,24 @@ void mode_asleep_turn_queue(void)
         end(&rich, 0);
 }
 
-/* One that begins finds no room even for its context (GRSIM_CONTEXT), until the turn of one that works is over. */
+/*
+ * One that begins finds no room even for its context (GRSIM_CONTEXT), until the turn of one that works is over. Nor
+ * does one for a second context.
+ */
 void mode_asleep_turn_begins(void)
 {
-        struct worker rich = start_with(50, 7), poor = start(0);
+        struct worker poor = start_with(4, 3), rich = start_with(38, 7), begins = start(0);
 
         tell(&rich, 'r', 3000);
-        served(&poor, 'a', 4, "a context does not wait");
+        served(&poor, 'e', 0, "a second context does not wait");
+        if (hear(&rich).result != 0)
+                fail("it could not go on after a second context", 0);
         end(&poor, 0);
+        served(&rich, 'a', 12, "it cannot have what the other had");
+        served(&rich, 'w', 7, "nor fill it");
+        tell(&rich, 'r', 3000);
+        served(&begins, 'a', 4, "a context does not wait");
+        end(&begins, 0);
         if (hear(&rich).result != 0)
                 fail("it could not go on", 0);
         served(&rich, 'c', 7, "its content after that");

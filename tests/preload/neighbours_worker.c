@@ -122,6 +122,15 @@ static int worker_open(int device)
         return 0;
 }
 
+/* Another context, which ends at once. */
+static int worker_context(void)
+{
+        CUcontext context;
+        int result = (int)cuCtxCreate(&context, NULL, 0, 0);
+
+        return result ? result : (int)cuCtxDestroy(context);
+}
+
 static int worker_alloc(size_t mib)
 {
         CUdeviceptr ptr;
@@ -308,6 +317,9 @@ static void obey(int in, int out)
                 case 'p':
                         no_threads = !order[1];
                         reply.result = 0;
+                        break;
+                case 'e':
+                        reply.result = worker_context();
                         break;
                 case 'o':
                         reply.result = worker_open((int)order[1]);
