@@ -136,6 +136,8 @@ static CUresult copy_chunk(struct mover *mover, int buffer, CUdeviceptr ptr, cha
         CUresult result = await_buffer(mover, buffer);
 
         gr_operations_callbacks->going_on(); /* or the process that asked for it takes this one for hung */
+        if (result == CUDA_SUCCESS && mover->job->out && !gr_host_may_take(bytes))
+                result = CUDA_ERROR_OUT_OF_MEMORY;
         if (result != CUDA_SUCCESS)
                 return result;
         if (!between) {
@@ -396,18 +398,14 @@ static uint64_t asleep_bytes(void)
         return sum;
 }
 
-/*
- * How much more host memory may be taken. An eighth of what is left there stays for all else that runs, and so does
- * what make_ring will take.
- */
+/* How much more host memory may be taken, but for what make_ring will take. */
 GR_HELD(sleep_lock) static uint64_t room_on_host(void)
 {
         bool has_ring = ring.context && atomic_load(&ring.context->number) == ring.number;
         uint64_t ring_bytes = has_ring ? 0 : most_movers * 2 * BUFFER_BYTES;
-        uint64_t asleep = asleep_bytes(), left = gr_host_free_bytes();
+        uint64_t asleep = asleep_bytes(), left = gr_host_begin_taking();
 
         gr_assert_locked(&sleep_lock);
-        left -= left / 8;
         return gr_min(config.host_bytes > asleep ? config.host_bytes - asleep : 0, left - gr_min(left, ring_bytes));
 }
 

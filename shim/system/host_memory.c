@@ -2,7 +2,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdbool.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,16 +12,22 @@
 #include "base/keep_errno.h"
 #include "base/no_cancel.h"
 
+#define LOOK_BYTES (UINT64_C(64) << 20) /* a look takes less than a hundredth of the time in which so much is copied */
+
 enum { TEXT_BYTES = 3072 }; /* the files have less, but for lines at the end that are not looked at */
 
 /* Where a version of control groups has its files, and what they are called. */
 static const struct version {
         const char *controller; /* in /proc/self/cgroup */
-        const char *folder, *limit, *used, *idle_files;
+        const char *folder, *limit, *throttle, *used, *idle_files;
 } versions[] = {
-        {"", "/sys/fs/cgroup", "memory.max", "memory.current", "\ninactive_file "},
-        {"memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file "},
+        {"", "/sys/fs/cgroup", "memory.max", "memory.high", "memory.current", "\ninactive_file "},
+        {"memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", NULL, "memory.usage_in_bytes",
+         "\ntotal_inactive_file "},
 };
+
+static _Atomic uint64_t spare_bytes;  /* what has to stay */
+static _Atomic uint64_t unseen_bytes; /* taken since the last look */
 
 static bool read_text(const char *path, char text[TEXT_BYTES])
 {
@@ -54,13 +60,17 @@ static bool read_number(const char *folder, const char *name, uint64_t *ret)
                sscanf(text, "%" SCNu64, ret) == 1; /* not "max" */
 }
 
-/* What the group in this folder has left. */
+/* What the group in this folder has left before a process of it is ended, or slowed down. */
 static uint64_t group_free_bytes(const struct version *version, const char *folder)
 {
-        uint64_t limit, used, idle = 0;
+        uint64_t limit = UINT64_MAX, throttle = UINT64_MAX, used, idle = 0;
         char path[512], text[TEXT_BYTES];
 
-        if (!read_number(folder, version->limit, &limit) || !read_number(folder, version->used, &used))
+        read_number(folder, version->limit, &limit);
+        if (version->throttle)
+                read_number(folder, version->throttle, &throttle);
+        limit = gr_min(limit, throttle);
+        if (limit == UINT64_MAX || !read_number(folder, version->used, &used))
                 return UINT64_MAX;
         if (snprintf(path, sizeof(path), "%s/memory.stat", folder) < (int)sizeof(path) && read_text(path, text))
                 find_number(text, version->idle_files, &idle);
@@ -118,7 +128,7 @@ static uint64_t all_groups_free_bytes(void)
         return least;
 }
 
-uint64_t gr_host_free_bytes(void)
+static uint64_t free_bytes(void)
 {
         char text[TEXT_BYTES];
         uint64_t least = UINT64_MAX, kib;
@@ -128,4 +138,21 @@ uint64_t gr_host_free_bytes(void)
         if (read_text("/proc/meminfo", text) && find_number(text, "MemAvailable:", &kib))
                 least = kib * 1024;
         return gr_min(least, all_groups_free_bytes());
+}
+
+uint64_t gr_host_begin_taking(void)
+{
+        uint64_t left = free_bytes();
+
+        atomic_store(&spare_bytes, left == UINT64_MAX ? 0 : left / 8);
+        atomic_store(&unseen_bytes, 0);
+        return left - left / 8;
+}
+
+bool gr_host_may_take(uint64_t bytes)
+{
+        if (atomic_fetch_add(&unseen_bytes, bytes) + bytes < LOOK_BYTES)
+                return true;
+        atomic_store(&unseen_bytes, 0);
+        return free_bytes() >= atomic_load(&spare_bytes);
 }
