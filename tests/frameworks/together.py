@@ -3,7 +3,8 @@
 
     together.py turns|server [--share PERCENT] [--job-share PERCENT] [--seconds N] [--pause N]
 
-turns: two programs that never pause each work on all of their memory, so much of the GPU's, for so many seconds.
+turns: two programs that never pause each work on all of their memory, for so many seconds; it is so much of the GPU's,
+or of what a limit shows of it, that they do not fit together.
 server: one holds memory, answers two requests and pauses; then a job needs more than is free, and then come two more
 requests. What each program finds in its memory must be what it wrote.
 
@@ -135,6 +136,8 @@ def main():
     parser.add_argument("--pause", type=float, default=7)
     parser.add_argument("--value", type=int, default=0)
     options = parser.parse_args()
+    if options.mode == "turns" and options.share <= 50:
+        parser.error("two of that share fit on the GPU together")
     try:
         import torch
     except ImportError:
