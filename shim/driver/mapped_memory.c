@@ -196,11 +196,8 @@ CUresult gr_mapped_adopt(uint64_t ptr, size_t bytes, int device, struct gr_memor
 GR_HELD(gr_mappings) static void forget_if_unused(struct gr_memory *memory)
 {
         gr_assert_locked(&gr_mappings);
-        if (!memory->released || memory->mapped > 0)
-                return;
-        if (memory->kept_host)
-                munmap(memory->kept_host, memory->bytes);
-        free(memory);
+        if (memory->released && memory->mapped == 0)
+                free(memory);
 }
 
 GR_HELD(gr_mappings) void gr_mapped_disown(uint64_t ptr)
@@ -261,14 +258,11 @@ static void adjust_group(const struct gr_memory *memory, int sign)
                 group->adjust(group->arg, sign * (int64_t)memory->bytes);
 }
 
-/* Lock held. The content of memory is on the device again, or nobody needs it any more. keep: gr_mapped_arrived. */
-GR_HELD(gr_mappings) static void drop_host(struct gr_memory *memory, bool keep)
+/* Lock held. The content of memory is on the device again, or nobody needs it any more. */
+GR_HELD(gr_mappings) static void drop_host(struct gr_memory *memory)
 {
         gr_assert_locked(&gr_mappings);
-        if (keep && madvise(memory->host, memory->bytes, MADV_FREE) == 0)
-                memory->kept_host = memory->host;
-        else
-                munmap(memory->host, memory->bytes);
+        munmap(memory->host, memory->bytes);
         memory->host = NULL;
         atomic_fetch_sub(&gr_core.devices[memory->device].asleep_bytes, memory->bytes);
 }
@@ -285,7 +279,7 @@ GR_HELD(gr_mappings) static CUresult unmap_at(uint64_t ptr, size_t bytes, bool r
                 if (result != CUDA_SUCCESS)
                         return result;
         } else {
-                drop_host(memory, false);
+                drop_host(memory);
                 adjust_group(memory, 1); /* core/ uncharges it now, as any other */
         }
         if (released) {
@@ -419,22 +413,6 @@ void gr_mapped_end_move(struct gr_memory *memory)
         gr_unlock(&gr_mappings);
 }
 
-void *gr_mapped_host(struct gr_memory *memory)
-{
-        void *host = memory->kept_host;
-
-        assert(memory->moving && !memory->host);
-        memory->kept_host = NULL;
-        if (host)
-                return host;
-        host = mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (host == MAP_FAILED)
-                return NULL;
-        madvise(host, memory->bytes, MADV_HUGEPAGE);
-        madvise(host, memory->bytes, MADV_DONTFORK); /* a child has no use for it */
-        return host;
-}
-
 CUresult gr_mapped_leave(struct gr_memory *memory, void *host)
 {
         CUresult result;
@@ -496,11 +474,11 @@ void gr_mapped_give_up(struct gr_memory *memory, bool mapped)
         gr_unlock(&gr_mappings);
 }
 
-void gr_mapped_arrived(struct gr_memory *memory, bool keep)
+void gr_mapped_arrived(struct gr_memory *memory)
 {
         gr_lock(&gr_mappings);
         assert(memory->moving && memory->handle);
-        drop_host(memory, keep);
+        drop_host(memory);
         gr_unlock(&gr_mappings);
 }
 

@@ -32,8 +32,7 @@ struct gr_memory {
         bool moving;                         /* a thread moves it to the host or back; it is not unmapped meanwhile */
         unsigned mapped;                     /* at how many addresses, also while it is asleep */
         uint64_t ptr;                        /* where it was mapped last; 0: not there any more */
-        void *host;      /* its content, while that is not on the device; NULL: it is. Then nothing is mapped at ptr */
-        void *kept_host; /* where its content was the last time, for the next time; NULL: nothing is kept */
+        void *host; /* its content, while that is not on the device; NULL: it is. Then nothing is mapped at ptr */
 };
 
 /*
@@ -77,19 +76,14 @@ void gr_mapped_end_move(struct gr_memory *memory);
 
 /*
  * The content is in host, a mapping of memory->bytes, which memory now owns: gives the memory back to the driver, and
- * keeps its addresses. On failure nothing has changed. gr_mapped_host makes such a mapping; NULL: out of memory.
+ * keeps its addresses. On failure nothing has changed.
  */
-void *gr_mapped_host(struct gr_memory *memory);
 CUresult gr_mapped_leave(struct gr_memory *memory, void *host);
 
-/*
- * Takes memory of the driver again, and maps it where it was. The caller then copies the content, and calls arrived,
- * with `keep` where it will leave again soon: host memory that is there can be written nearly twice as fast as new one
- * (docs/measurements.md, sleep-copies). The system takes its pages where it is short of them.
- */
+/* Takes memory of the driver again, and maps it where it was. The caller then copies the content, and calls arrived. */
 CUresult gr_mapped_create_again(struct gr_memory *memory);
 CUresult gr_mapped_map_again(struct gr_memory *memory);
-void gr_mapped_arrived(struct gr_memory *memory, bool keep);
+void gr_mapped_arrived(struct gr_memory *memory);
 
 /* In place of arrived: gives back what was created again, and unmaps it where it was mapped; host keeps the content. */
 void gr_mapped_give_up(struct gr_memory *memory, bool mapped);

@@ -192,11 +192,14 @@ static CUresult copy_memory(struct mover *mover, const struct gr_memory *memory,
 
 static CUresult move_out(struct mover *mover, struct gr_memory *memory)
 {
-        char *host = gr_mapped_host(memory);
+        char *host =
+                mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         CUresult result;
 
-        if (!host)
+        if (host == MAP_FAILED)
                 return CUDA_ERROR_OUT_OF_MEMORY;
+        madvise(host, memory->bytes, MADV_HUGEPAGE);
+        madvise(host, memory->bytes, MADV_DONTFORK); /* a child has no use for it */
         result = copy_memory(mover, memory, host);
         if (result == CUDA_SUCCESS)
                 result = gr_mapped_leave(memory, host);
@@ -213,7 +216,7 @@ static CUresult move_in(struct mover *mover, struct gr_memory *memory)
                 return result;
         result = copy_memory(mover, memory, memory->host);
         if (result == CUDA_SUCCESS)
-                gr_mapped_arrived(memory, config.turn_ns > 0);
+                gr_mapped_arrived(memory);
         else
                 gr_mapped_give_up(memory, true);
         return result;
