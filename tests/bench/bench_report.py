@@ -2,7 +2,8 @@
 """What scripts/bench measured, kept as CSV and shown as tables.
 
     tests/bench/bench_report.py            # writes the figures of results.csv into README.md and docs/benchmarks.md,
-                                           # and draws docs/footprint.svg
+                                           # draws docs/footprint.svg, and writes into docs/compatibility.md what was
+                                           # tested where and when, as the logs say
     tests/bench/bench_report.py --check    # exit status 1 where they differ, as the test "documents" asks
     tests/bench/bench_report.py --tables   # prints all of results.csv as tables
 """
@@ -10,6 +11,7 @@
 import argparse
 import csv
 import datetime
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -293,8 +295,7 @@ def figures(results, in_readme):
         group = next(group for group, t, r, _ in results.samples if (t, r) == (table, row))
         card, *_, day = results.where[group].split("; ")
         places.setdefault(f"one {card}", set()).add(datetime.date.fromisoformat(day))
-    where = [f"{card}, " + " and ".join(f"{day.day} {day:%B %Y}" for day in sorted(days))
-             for card, days in places.items()]
+    where = [f"{card}, " + " and ".join(map(shown, sorted(days))) for card, days in places.items()]
     return [f"| {'; '.join(where)} | native | gpureclaim | factor |", "| --- | ---: | ---: | ---: |", *rows]
 
 
@@ -479,16 +480,65 @@ GRIDS = {
 }
 
 
+def shown(day):
+    return f"{day.day} {day:%B %Y}"
+
+
+def read_lines(path):
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def tested(results, tests=TOP / "tests"):
+    """Where what was tested ran: of each log that is kept, a line for each place (tests/support/environment.py)."""
+    found = []  # (what, place)
+    log = read_lines(tests / "gpu" / "gpu-check.txt")
+    found += [(f"`scripts/gpu-check`: {log[-1]}", log[-2])] if log else []
+    log = read_lines(tests / "transparency" / "TRANSPARENCY.md")
+    same = next((line.split("**")[1] for line in log if line.startswith("**")), "")
+    what = f"[programs not written here](../tests/transparency/TRANSPARENCY.md): {same}"
+    found += [(what, place) for line in log if line.startswith("Card: ")
+              for place in line.removeprefix("Card: ").removesuffix(".").split(", then ")]
+    log = read_lines(tests / "gpu" / "facts" / "facts.txt")
+    count = sum(not line.startswith("#") for line in log)
+    found += [(f"`tests/gpu/facts`: {count} answers of the driver", log[0].removeprefix("# "))] if log else []
+    found += [("[benchmarks](benchmarks.md)", place) for place in results.where.values()]
+    rows = {}
+    for what, place in found:
+        cells, days = {"what": what}, set()
+        for part in place.split("; "):
+            card, driver, version = part.partition(", driver ")
+            if driver:
+                cells |= {"GPU": card.removeprefix("1 x "), "driver": version}
+            elif part.startswith("CUDA "):
+                cells["CUDA"] = part.removeprefix("CUDA ")
+            elif re.fullmatch(r"\d{4}-\d\d-\d\d", part):
+                days.add(datetime.date.fromisoformat(part))
+            elif " cores of " not in part:
+                cells["packages"] = ", ".join(filter(None, [cells.get("packages"), part]))
+        if "GPU" in cells:
+            rows.setdefault(tuple(cells.items()), set()).update(days)
+    lines = []
+    for cells, days in rows.items():
+        cells = dict(cells)
+        if days:
+            cells["when"] = " to ".join(map(shown, dict.fromkeys((min(days), max(days)))))
+        lines.append((cells.pop("what"), cells))
+    return markdown(lines, "", ["GPU", "driver", "CUDA", "packages", "when"])
+
+
 def documents(results):
     """{path: (its text, what its text ought to be)}"""
     found = {}
     drawn = drawing(results)
     if drawn:
         found[DRAWING] = DRAWING.read_text() if DRAWING.exists() else "", drawn
-    for path in (TOP / "README.md", TOP / "docs" / "benchmarks.md"):
+    for path in (TOP / "README.md", TOP / "docs" / "benchmarks.md", TOP / "docs" / "compatibility.md"):
         text = wanted = path.read_text()
-        for name in ("figures", *GRIDS):
-            lines = GRIDS[name](results.tables()) if name in GRIDS else figures(results, path.name == "README.md")
+        for name in ("figures", "tested", *GRIDS):
+            if name in GRIDS:
+                lines = GRIDS[name](results.tables())
+            else:
+                lines = tested(results) if name == "tested" else figures(results, path.name == "README.md")
             before, begin, rest = wanted.partition(f"<!-- {name}:begin -->\n")
             _, end, after = rest.partition(f"<!-- {name}:end -->")
             if begin and end:
@@ -514,7 +564,7 @@ def main():
     elif arguments.check:
         differing = [path for path, (text, wanted) in documents(results).items() if text != wanted]
         for path in differing:
-            print(f"The figures in {path.relative_to(TOP)} are not those of results.csv: run bench_report.py.")
+            print(f"The figures in {path.relative_to(TOP)} are not those of the logs: run bench_report.py.")
         sys.exit(1 if differing else 0)
     else:
         write_documents(results)

@@ -283,6 +283,26 @@ assert bench_report.graph_times(tables)[2:] == [
 again = bench_report.Results()
 again.load(out / "results.csv")
 assert again.samples == results.samples and again.units == results.units and again.where == results.where
+
+# What was tested where: from all logs that are kept, and no more than they say.
+for log, text in {
+    "gpu/gpu-check.txt": "a row\n2 x card A, driver 5; CUDA 13.0; jax 0.8; numba 1; 2026-11-29\n9 passed\n",
+    "gpu/facts/facts.txt": "# card B, driver 6; CUDA 12.5; 2026-11-02\none: yes\ntwo: no\n",
+    "transparency/TRANSPARENCY.md": "Card: 1 x card C, driver 7, then card D, driver 8; torch 2; 2026-11-03.\n\n"
+                                    "**3 of 4 the same** (2 of them succeed)\n"}.items():
+    (out / log).parent.mkdir(parents=True, exist_ok=True)
+    (out / log).write_text(text)
+results.where = {
+    "a": "card E, driver 9; 16 cores of a kind; torch 2; 2026-11-04", "b": "no card: the simulated device; 2026-11-05",
+    "c": "card E, driver 9; 2 cores of another; torch 2; 2026-11-01", "d": "card E, driver 9; torch 2; 2026-11-02"}
+sections = "[programs not written here](../tests/transparency/TRANSPARENCY.md): 3 of 4 the same"
+assert bench_report.tested(results, out)[2:] == [
+    "| `scripts/gpu-check`: 9 passed | 2 x card A | 5 | 13.0 | jax 0.8, numba 1 | 29 November 2026 |",
+    f"| {sections} | card C | 7 |  |  |  |",
+    f"| {sections} | card D | 8 |  | torch 2 | 3 November 2026 |",
+    "| `tests/gpu/facts`: 2 answers of the driver | card B | 6 | 12.5 |  | 2 November 2026 |",
+    "| [benchmarks](benchmarks.md) | card E | 9 |  | torch 2 | 1 November 2026 to 4 November 2026 |",
+], bench_report.tested(results, out)
 PY
 
 # Traces: packing loses nothing that a replay goes by. A free of the unknown and a second thread are in it.

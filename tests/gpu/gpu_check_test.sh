@@ -22,6 +22,8 @@ must "the table's order" [ "$(sed -n 's/ *|.*//p' "$folder/table" | sed -n '2p;$
         "process: plain JAX, platform allocator" ]
 must "rows and verdicts agree" [ "$(grep -c '| pass$' "$folder/table")" = \
         "$(sed -n 's/ passed, 0 failed, [0-9]* skipped$//p' "$folder/table")" ]
+must "where it ran, before the last line" grep -qE '^no card: the simulated device; CUDA 1[0-9.]+; .*[0-9-]{10}$' \
+        <(tail -n 2 "$folder/table" | head -n 1)
 run --only devices,facts
 must "both devices where both are needed" grep -q '^safety, two devices .*| pass$' "$folder/table"
 must "two groups" [ "$(sed -n 's/^== \([a-z]*\):.*/\1/p' "$folder/progress" | sort | paste -sd ' ')" = "devices facts" ]

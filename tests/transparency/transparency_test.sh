@@ -208,6 +208,7 @@ sed -i "s|@/|$folder/programs/|" "$folder/cards/list.txt"
 GRSIM_DEVICES=2 run --programs "$folder/cards" --jobs 1
 must "exit status 0 on two cards" [ $? -eq 0 ]
 must "both cards are used" [ -e "$folder/card.0" -a -e "$folder/card.1" ]
+must "where it ran" grep -qE '^Card: no card: the simulated device; CUDA 1[0-9.]+; .*[0-9-]{10}\.$' "$folder/table.md"
 must "who wants all cards sees all, others do not" [ "$(wc -l <"$folder/card.all")" -eq 2 ]
 for name in one two three four; do
         must "$name is alone on its card" [ "$(paste -sd ' ' "$folder/$name.others")" = "1 1" ]

@@ -221,7 +221,7 @@ static void head(void)
                         cuDeviceGetName(name, sizeof name, device);
                         if (file && !gt_simulated() && fscanf(file, "%60s", module + 1) == 1)
                                 module[0] = ' ';
-                        printf("# %s, driver%s of CUDA %d.%d, %s\n", name, module, version / 1000, version % 1000 / 10,
+                        printf("# %s, driver%s; CUDA %d.%d; %s\n", name, module, version / 1000, version % 1000 / 10,
                                date);
                         fflush(stdout);
                 }
