@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/shm.h>
 #include <unistd.h>
 
 #include "region/region_file.h"
@@ -65,8 +64,7 @@ int gr_region_open(struct gr_region *region, const struct gr_region_ops *ops, co
 void gr_region_close(struct gr_region *region)
 {
         if (region->map)
-                shmdt(region->map);
-        region->map = NULL;
+                gr_region_file_detach(region);
         region->slot = -1;
 }
 

@@ -127,7 +127,7 @@ struct gr_region {
         _Atomic uint64_t reserved_bytes;
         dev_t device;
         ino_t inode;
-        int segment; /* shmid */
+        int segment; /* shmid; -1: the memory is in the file */
         uint64_t cookie;
         char dir[GR_REGION_PATH_BYTES];
         char file[GR_REGION_FILE_BYTES];
@@ -182,7 +182,8 @@ int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_byte
 
 /*
  * Opens dir/file; with create it makes what is missing. -EPERM: folder or file belong to another user, can be used by
- * others, or are of another type. -EPROTO: not a region, or of another layout. -EXDEV: of another IPC namespace.
+ * others, or are of another type. -EPROTO: not a region, or of another layout. -EXDEV: without create, of another IPC
+ * namespace.
  * -ENOENT: no file, or the memory that it names has gone with its last process. On failure the region is closed. No
  * descriptor stays open.
  */

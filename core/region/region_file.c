@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/shm.h>
 #include <sys/stat.h>
@@ -282,67 +283,105 @@ static int read_ticket(int fd, struct gr_region_ticket *ret)
         return 0;
 }
 
-/* -ENOENT: the segment has gone with its last process. */
-static int attach_segment(struct gr_region *region, const struct gr_region_ticket *ticket)
+static void *map_file(int fd)
 {
-        struct gr_region_map *map;
+        return mmap(NULL, sizeof(struct gr_region_map), PROT_READ | PROT_WRITE, MAP_SHARED, fd, GR_TICKET_OFFSET);
+}
+
+void gr_region_file_detach(struct gr_region *region)
+{
+        assert(region->map);
+        munmap(region->map, sizeof(*region->map)); /* detaches a segment, too */
+        region->map = NULL;
+}
+
+/* Checked before attaching: the number may have been given to another segment, of any user. */
+static bool segment_ok(int segment)
+{
         struct shmid_ds status;
 
+        return shmctl(segment, IPC_STAT, &status) == 0 && status.shm_segsz == sizeof(struct gr_region_map) &&
+               status.shm_perm.uid == geteuid() && status.shm_perm.cuid == geteuid() &&
+               (status.shm_perm.mode & 0777) == 0600;
+}
+
+/* -ENOENT: the segment has gone with its last process, or the file is too short for the memory. */
+static int attach_segment(struct gr_region *region, int fd, const struct gr_region_ticket *ticket)
+{
+        int segment = (int)ticket->segment;
+        struct gr_region_map *map;
+        struct stat status;
+
         assert(!region->map); /* a second one would never be detached */
-        if (ticket->ipc_namespace != ipc_namespace())
-                return -EXDEV;
-        /* Checked before attaching: the number may have been given to another segment, of any user. */
-        if (shmctl((int)ticket->segment, IPC_STAT, &status) != 0 || status.shm_segsz != sizeof(*map) ||
-            status.shm_perm.uid != geteuid() || status.shm_perm.cuid != geteuid() ||
-            (status.shm_perm.mode & 0777) != 0600)
-                return -ENOENT;
-        map = shmat((int)ticket->segment, NULL, 0);
-        if (map == (void *)-1)
-                return errno == EINVAL || errno == EIDRM || errno == EACCES ? -ENOENT : -errno;
+        if (ticket->segment == GR_TICKET_IN_FILE) {
+                if (fstat(fd, &status) != 0 || status.st_size < (off_t)(GR_TICKET_OFFSET + sizeof(*map)))
+                        return -ENOENT;
+                map = map_file(fd);
+                if (map == MAP_FAILED)
+                        return -errno;
+        } else {
+                if (ticket->ipc_namespace != ipc_namespace())
+                        return -EXDEV;
+                if (!segment_ok(segment))
+                        return -ENOENT;
+                map = shmat(segment, NULL, 0);
+                if (map == (void *)-1)
+                        return errno == EINVAL || errno == EIDRM || errno == EACCES ? -ENOENT : -errno;
+        }
         if (atomic_load(&map->cookie) != ticket->cookie || !layout_ok(map)) {
                 int rc = atomic_load(&map->magic) == GR_REGION_MAGIC && atomic_load(&map->cookie) == ticket->cookie
                                  ? -EPROTO
                                  : -ENOENT;
 
-                shmdt(map);
+                munmap(map, sizeof(*map));
                 return rc;
         }
         region->map = map;
-        region->segment = (int)ticket->segment;
+        region->segment = segment;
         region->cookie = ticket->cookie;
         return 0;
 }
 
-/* Makes the segment and writes the file, whose lock is held. */
-static int make_segment(struct gr_region *region, int fd)
+/* Makes the memory and writes the file, whose lock is held. */
+static int make_segment(struct gr_region *region, int fd, bool in_file)
 {
         struct gr_region_ticket ticket = {.magic = GR_TICKET_MAGIC, .version = GR_REGION_VERSION};
         struct gr_region_map *map;
         struct rlimit most;
-        int id;
+        int id = (int)GR_TICKET_IN_FILE, rc;
 
         assert(!region->map);
         /* A write beyond the process's limit on file sizes would raise SIGXFSZ. */
-        if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < sizeof(ticket))
+        if (getrlimit(RLIMIT_FSIZE, &most) == 0 &&
+            most.rlim_cur < (in_file ? GR_TICKET_OFFSET + sizeof(*map) : sizeof(ticket)))
                 return -EFBIG;
-        id = shmget(IPC_PRIVATE, sizeof(*map), IPC_CREAT | 0600);
-        if (id < 0)
-                return -errno;
-        map = shmat(id, NULL, 0);
-        shmctl(id, IPC_RMID, NULL); /* removed with its last process; until then Linux lets others attach */
-        if (map == (void *)-1)
+        if (in_file) {
+                /* All of it at once: where the file system is full later on, a process that reads it must not die. */
+                rc = posix_fallocate(fd, 0, GR_TICKET_OFFSET + sizeof(*map));
+                if (rc)
+                        return -rc;
+                map = map_file(fd);
+        } else {
+                id = shmget(IPC_PRIVATE, sizeof(*map), IPC_CREAT | 0600);
+                if (id < 0)
+                        return -errno;
+                map = shmat(id, NULL, 0);
+                shmctl(id, IPC_RMID, NULL); /* removed with its last process; until then Linux lets others attach */
+        }
+        if (map == MAP_FAILED)
                 return -ENOMEM;
+        if (in_file)
+                memset(map, 0, sizeof(*map)); /* of an earlier region */
         ticket.segment = (uint32_t)id;
         ticket.ipc_namespace = ipc_namespace();
         ticket.cookie = region->ops->now_ns() ^ region->token << 20 ^ (uint64_t)id << 40;
         ticket.check = check_of(&ticket);
         set_up_map(map, ticket.cookie);
         if (pwrite(fd, &ticket, sizeof(ticket), 0) != sizeof(ticket)) {
-                int rc = errno == ENOSPC || errno == EDQUOT ? -ENOSPC : -EIO;
-
-                if (ftruncate(fd, 0) != 0)
+                rc = errno == ENOSPC || errno == EDQUOT ? -ENOSPC : -EIO;
+                if (!in_file && ftruncate(fd, 0) != 0)
                         rc = -EIO;
-                shmdt(map);
+                munmap(map, sizeof(*map));
                 return rc;
         }
         region->map = map;
@@ -369,15 +408,15 @@ int gr_region_file_attach(struct gr_region *region, bool create)
         region->inode = status.st_ino;
         rc = read_ticket(fd, &ticket);
         if (rc == 0)
-                rc = attach_segment(region, &ticket);
-        for (int i = 0; create && rc == -ENOENT && i < MAKE_TRIES; i++) {
+                rc = attach_segment(region, fd, &ticket);
+        for (int i = 0; create && (rc == -ENOENT || rc == -EXDEV) && i < MAKE_TRIES; i++) {
                 /* One process makes it while the others wait; the tries are limited, as that process may be stopped. */
                 if (gr_region_file_lock(fd, LOCK_EX)) {
                         rc = read_ticket(fd, &ticket);
                         if (rc == 0)
-                                rc = attach_segment(region, &ticket);
-                        if (rc == -ENOENT)
-                                rc = make_segment(region, fd);
+                                rc = attach_segment(region, fd, &ticket);
+                        if (rc == -ENOENT || rc == -EXDEV)
+                                rc = make_segment(region, fd, rc == -EXDEV);
                         break;
                 }
                 if (errno != EWOULDBLOCK && errno != EINTR)
@@ -385,7 +424,7 @@ int gr_region_file_attach(struct gr_region *region, bool create)
                 usleep(LOCK_PAUSE_US);
                 rc = read_ticket(fd, &ticket);
                 if (rc == 0)
-                        rc = attach_segment(region, &ticket);
+                        rc = attach_segment(region, fd, &ticket);
         }
         gr_region_file_close(fd);
         return rc;

@@ -812,6 +812,47 @@ static void mode_default_dir(void)
         end(&two, 0);
 }
 
+/* Processes in two containers that share the folder only, and one in none: they have one limit, and help each other. */
+static void mode_containers(void)
+{
+        struct worker out = start(0), in = start_in(0, true), other;
+        struct gr_region region;
+        int status;
+
+        close(in.to);
+        waitpid(in.pid, &status, 0);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED) {
+                printf("skipped: nobody may make namespaces here\n");
+                exit(SKIPPED);
+        }
+        if (ask(&out, 'a', 300).result != 0)
+                fail("the first cannot work", 0);
+        in = start_in(0, true);
+        other = start_in(0, true);
+        if (ask(&in, 'a', 100).result != 0 || ask(&other, 'a', 100).result != 0)
+                fail("one in a container cannot work", 0);
+        await_members(&region, 3);
+        if (gr_region_sum(&region, false) != 500 * MIB)
+                fail("what all have, in MiB", (long long)(gr_region_sum(&region, false) / MIB));
+        if (ask(&in, 'a', 50).result != CUDA_ERROR_OUT_OF_MEMORY || ask(&out, 'a', 50).result == 0)
+                fail("the limit of all does not hold", 0);
+        ask(&out, 'f', 0);
+        if (ask(&in, 'a', 300).result != 0)
+                fail("what one outside has cached is not given", 0);
+        ask(&in, 'f', 0);
+        if (ask(&other, 'a', 350).result != 0)
+                fail("what one in a container has cached is not given to the other", 0);
+        ask(&other, 'f', 0);
+        if (ask(&out, 'a', 450).result != 0)
+                fail("nor to one outside", 0);
+        gr_region_close(&region);
+        end(&in, 0);
+        end(&other, 0);
+        end(&out, 0);
+        if (!file_gone())
+                fail("the last one left the file behind", 0);
+}
+
 /* Nothing to share with: the worker works alone and says nothing. */
 static void mode_alone(void)
 {
@@ -854,6 +895,7 @@ int main(int argc, char **argv)
                 {"at-once", mode_at_once},
                 {"held-up", mode_held_up},
                 {"default-dir", mode_default_dir},
+                {"containers", mode_containers},
                 {"alone", mode_alone},
                 {"asleep", mode_asleep},
                 {"asleep-order", mode_asleep_order},

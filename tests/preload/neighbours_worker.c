@@ -17,11 +17,13 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -406,7 +408,44 @@ static void roam(unsigned seed, int out)
         exit(0);
 }
 
+static void write_line(const char *path, const char *format, unsigned number)
+{
+        int fd = open(path, O_WRONLY | O_CLOEXEC);
+
+        if (fd >= 0) {
+                dprintf(fd, format, number);
+                close(fd);
+        }
+}
+
+/* This process waits for a child, which goes on in namespaces of its own, as the first one in a container does. */
+static void enter_container(void)
+{
+        unsigned user = geteuid(), group = getegid();
+        int status;
+        pid_t pid;
+
+        if (unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID))
+                _exit(SKIPPED);
+        write_line("/proc/self/setgroups", "deny", 0);
+        write_line("/proc/self/uid_map", "0 %u 1", user);
+        write_line("/proc/self/gid_map", "0 %u 1", group);
+        pid = fork();
+        if (pid) {
+                waitpid(pid, &status, 0);
+                _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+        }
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (mount("proc", "/proc", "proc", 0, NULL))
+                _exit(SKIPPED);
+}
+
 struct worker start(unsigned seed)
+{
+        return start_in(seed, false);
+}
+
+struct worker start_in(unsigned seed, bool container)
 {
         int to[2], from[2];
         struct worker worker;
@@ -418,6 +457,8 @@ struct worker start(unsigned seed)
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
                 close(to[1]);
                 close(from[0]);
+                if (container)
+                        enter_container();
                 if (seed)
                         roam(seed, from[1]);
                 obey(to[0], from[1]);

@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #define CALL_MS 3000 /* longest that any call may take */
+#define SKIPPED 77
 
 struct worker {
         pid_t pid;
@@ -30,6 +31,11 @@ void pause_ms(unsigned ms);
 
 /* One that waits for orders, or, with a seed, acts by itself for a while and ends. */
 struct worker start(unsigned seed);
+/*
+ * The same in a container: with namespaces of its own for users, processes, IPC and mounts, as the same user outside.
+ * It ends with SKIPPED where this machine lets nobody make these.
+ */
+struct worker start_in(unsigned seed, bool container);
 /* An order goes to the worker; its answer comes back; both in turn. obey() says what the orders are. */
 void tell(struct worker *worker, char order, unsigned argument);
 struct reply hear(struct worker *worker);

@@ -340,10 +340,6 @@ static void test_hostile_tickets(void)
 
         small = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
         GR_CHECK(id >= 0 && small >= 0 && stat("/proc/self/ns/ipc", &status) == 0);
-        ticket.ipc_namespace = status.st_ino + 1;
-        ticket.segment = (uint32_t)id;
-        write_ticket("theirs2", ticket);
-        GR_CHECK_EQ(open_as(&region, 1, "theirs2"), -EXDEV);
         ticket.ipc_namespace = status.st_ino;
         /* The one that is too small begins as a region does. */
         like = shmat(small, NULL, 0);
@@ -355,7 +351,7 @@ static void test_hostile_tickets(void)
                 ticket.segment = i == 0 ? (uint32_t)id : i == 1 ? (uint32_t)small : UINT32_MAX;
                 write_ticket("anew", ticket);
                 GR_CHECK_EQ(open_as(&region, 1, "anew"), 0);
-                GR_CHECK(region.segment != (int)ticket.segment);
+                GR_CHECK(region.map && region.segment != (int)ticket.segment);
                 gr_region_close(&region);
         }
         GR_CHECK(shmctl(id, IPC_STAT, &segment) == 0 && segment.shm_nattch == 0);
@@ -385,6 +381,69 @@ static void test_hostile_tickets(void)
         drop(one);
         shmctl(id, IPC_RMID, NULL);
         shmctl(small, IPC_RMID, NULL);
+}
+
+/* Processes of two IPC namespaces, which no segment serves: the file has the memory itself. */
+static void test_in_file(void)
+{
+        static const struct {
+                const char *call;
+                int error, rc;
+        } failures[] = {{"posix_fallocate", ENOSPC, -ENOSPC},
+                        {"mmap", ENODEV, -ENOMEM},
+                        {"pwrite", ENOSPC, -ENOSPC},
+                        {"pwrite", EIO, -EIO}};
+        struct gr_region_ticket ticket = {.magic = GR_TICKET_MAGIC, .version = GR_REGION_VERSION, .ipc_namespace = 1};
+        struct gr_identity self = identity(1);
+        struct gr_region region, *one, *two;
+        struct rlimit before, least;
+        unsigned owned = 0;
+        char path[256], rest[4096];
+        void *map;
+        int fd;
+
+        write_ticket("apart", ticket);
+        for (size_t i = 0; i < sizeof(failures) / sizeof(failures[0]); i++) {
+                fail(failures[i].call, 1, failures[i].error);
+                GR_CHECK_EQ(open_as(&region, 1, "apart"), failures[i].rc);
+                GR_CHECK(!failure.call && !region.map);
+        }
+        GR_CHECK_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+        least = before;
+        least.rlim_cur = GR_TICKET_OFFSET + sizeof(struct gr_region_map) - 1;
+        GR_CHECK_EQ(setrlimit(RLIMIT_FSIZE, &least), 0);
+        GR_CHECK_EQ(open_as(&region, 1, "apart"), -EFBIG);
+        least.rlim_cur++;
+        GR_CHECK_EQ(setrlimit(RLIMIT_FSIZE, &least), 0);
+        /* Who only looks changes nothing, whatever has failed before. */
+        GR_CHECK_EQ(gr_region_open(&region, &ops, &self, dir, "apart", false), -EXDEV);
+        /* What is behind the ticket is of no region. */
+        snprintf(path, sizeof(path), "%s/apart", dir);
+        fd = open(path, O_WRONLY | O_CLOEXEC);
+        memset(rest, 0xff, sizeof(rest));
+        GR_CHECK(pwrite(fd, rest, sizeof(rest), GR_TICKET_OFFSET + offsetof(struct gr_region_map, owners)) > 0);
+        close(fd);
+        one = join_as(1, "apart");
+        two = join_as(2, "apart");
+        GR_CHECK_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+        GR_CHECK(one->segment == -1 && two->segment == -1 && one->map != two->map);
+        for (int i = 0; i < GR_REGION_SLOTS; i++)
+                owned += atomic_load(&one->map->owners[i]) != 0;
+        GR_CHECK_EQ(owned, 2);
+        gr_region_adjust(one, 5);
+        gr_region_adjust(two, 6);
+        GR_CHECK(gr_region_sum(one, false) == 11 && gr_region_sum(two, false) == 11);
+        GR_CHECK(gr_region_member(one) && gr_region_member(two));
+        drop(one);
+        fail("mmap", 1, EAGAIN);
+        GR_CHECK_EQ(gr_region_open(&region, &ops, &self, dir, "apart", false), -EAGAIN);
+        GR_CHECK_EQ(gr_region_open(&region, &ops, &self, dir, "apart", false), 0);
+        GR_CHECK_EQ(gr_region_sum(&region, false), 6);
+        map = region.map;
+        gr_region_close(&region);
+        GR_CHECK(!region.map && mincore(map, 1, (unsigned char *)rest) != 0);
+        drop(two);
+        GR_CHECK(access(path, F_OK) != 0);
 }
 
 /* Where no folder is named: ours, also where others have put something in its place, and always the same one. */
@@ -827,6 +886,7 @@ int main(void)
         test_leave_replaced();
         test_file_limit();
         test_hostile_tickets();
+        test_in_file();
         test_find_dir();
         test_find_dir_fails();
         return region_end();

@@ -120,6 +120,16 @@ ssize_t pwrite(int fd, const void *buffer, size_t bytes, off_t at)
         return fails("pwrite") ? -1 : (ssize_t)syscall(SYS_pwrite64, fd, buffer, bytes, at);
 }
 
+void *mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset)
+{
+        return fails("mmap") ? MAP_FAILED : (void *)syscall(SYS_mmap, at, bytes, protection, flags, fd, offset);
+}
+
+int posix_fallocate(int fd, off_t at, off_t bytes)
+{
+        return fails("posix_fallocate") || syscall(SYS_fallocate, fd, 0, at, bytes) ? errno : 0;
+}
+
 int ftruncate(int fd, off_t bytes)
 {
         return fails("ftruncate") ? -1 : (int)syscall(SYS_ftruncate, fd, bytes);
