@@ -130,6 +130,20 @@ int gpus_folder(char ret_dir[GR_REGION_PATH_BYTES])
         return 0;
 }
 
+static void name_gpu(struct gpu *gpu)
+{
+        char name[16], uuid[37];
+        void *device;
+
+        gpu->index = -1;
+        for (int i = 0; snprintf(name, sizeof(name), "%d", i) && gr_nvml_device_named(name, &device, uuid) == 0; i++)
+                if (strcmp(uuid, gpu->uuid) == 0) {
+                        gpu->index = i;
+                        gr_nvml_model(device, gpu->model, sizeof(gpu->model));
+                        return;
+                }
+}
+
 int gpus_open(struct gpu **ret_gpus, size_t *ret_count, size_t *ret_other)
 {
         struct gpu *gpus = NULL;
@@ -179,6 +193,7 @@ int gpus_open(struct gpu **ret_gpus, size_t *ret_count, size_t *ret_other)
         for (size_t i = 0; i < count; i++) {
                 gpus[i].all = gpus;
                 gpus[i].all_count = count;
+                name_gpu(&gpus[i]);
         }
         *ret_gpus = gpus;
         *ret_count = count;

@@ -14,6 +14,8 @@ struct gpu {
         struct gr_region region;
         char group[GR_GROUP_NAME_BYTES];
         char uuid[37];
+        int index;                        /* in nvidia-smi; -1: not known */
+        char model[64];                   /* "": not known */
         uint64_t total_bytes, used_bytes; /* of the GPU; 0 and 0: not known */
         uint64_t reserved_bytes;          /* of all members */
         struct gr_member *members;        /* by pid */

@@ -18,7 +18,6 @@ enum scope { SCOPE_ALL, SCOPE_GPU, SCOPE_GROUP, SCOPE_PROCESS, SCOPE_OTHER };
 struct found {
         struct gpu *gpus;
         size_t count, other_files;
-        int *indices; /* of the GPUs in nvidia-smi; -1: not known */
 };
 
 /* What a sample is of. */
@@ -104,7 +103,7 @@ static void put_label(FILE *file, const char *name, const char *value)
 static void put_sample(FILE *file, const struct metric *metric, const struct subject *of)
 {
         double value = metric->value(of, metric->figure);
-        int index = of->gpu ? of->found->indices[of->gpu - of->found->gpus] : -1;
+        int index = of->gpu ? of->gpu->index : -1;
 
         if (isnan(value))
                 return;
@@ -194,17 +193,6 @@ static bool is_told(enum gr_figure figure)
                (figure < GR_SHARED_FIGURES && gr_figure_table[figure].kind != GR_FIGURE_KIND_DEVICE);
 }
 
-static int find_index(const char *uuid)
-{
-        char name[16], other[37];
-        void *device;
-
-        for (int i = 0; snprintf(name, sizeof(name), "%d", i) && gr_nvml_device_named(name, &device, other) == 0; i++)
-                if (strcmp(uuid, other) == 0)
-                        return i;
-        return -1;
-}
-
 const char *make_metrics(bool open_metrics, char **ret_page, size_t *ret_length)
 {
         struct found found;
@@ -214,20 +202,16 @@ const char *make_metrics(bool open_metrics, char **ret_page, size_t *ret_length)
         if (rc)
                 return strerror(-rc);
         file = open_memstream(ret_page, ret_length);
-        found.indices = calloc(found.count + 1, sizeof(*found.indices));
-        for (size_t i = 0; found.indices && i < found.count; i++) {
+        for (size_t i = 0; i < found.count; i++)
                 gpu_read(&found.gpus[i], true);
-                found.indices[i] = find_index(found.gpus[i].uuid);
-        }
-        for (size_t i = 0; file && found.indices && i < sizeof(metrics) / sizeof(metrics[0]); i++)
+        for (size_t i = 0; file && i < sizeof(metrics) / sizeof(metrics[0]); i++)
                 if (metrics[i].value != figure_value || is_told(metrics[i].figure))
                         put_metric(file, open_metrics, &metrics[i], &found);
         if (file && open_metrics)
                 fputs("# EOF\n", file);
-        rc = !file || !found.indices;
+        rc = !file;
         if (file && fclose(file) != 0)
                 rc = 1;
-        free(found.indices);
         gpus_close(found.gpus, found.count);
         return rc ? strerror(ENOMEM) : NULL;
 }

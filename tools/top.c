@@ -47,14 +47,18 @@ static void interrupt(int signal)
         interrupted = 1;
 }
 
-/* The letter of a GPU on the screen, as its number in nvidia-smi need not be known. Its groups have the same one. */
-static char gpu_letter(const struct gpu *gpu)
+/* What stands for a GPU on the screen: its number in nvidia-smi or, where that is not known, a letter. */
+static const char *gpu_mark(const struct gpu *gpu, char mark[12])
 {
         char letter = 'A';
 
         for (const struct gpu *other = view.gpus; other < gpu; other++)
-                letter += strcmp(other->uuid, other[1].uuid) != 0; /* they come by UUID */
-        return letter;
+                letter += strcmp(other->uuid, other[1].uuid) != 0; /* they come by UUID, and groups have one letter */
+        if (gpu->index >= 0)
+                snprintf(mark, 12, "%d", gpu->index);
+        else
+                snprintf(mark, 12, "%c", letter);
+        return mark;
 }
 
 static int compare_numbers(uint64_t a, uint64_t b)
@@ -148,7 +152,8 @@ __attribute__((format(printf, 3, 4))) static void draw_line(int line, int attrib
 
 static void draw_screen(void)
 {
-        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], bar[BAR_WIDTH + 2], idle[16];
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], bar[BAR_WIDTH + 2], idle[16],
+                mark[12];
         size_t first = 0, room;
         int line = 0;
 
@@ -156,8 +161,9 @@ static void draw_screen(void)
         for (size_t i = 0; i < view.gpu_count; i++) {
                 const struct gpu *gpu = &view.gpus[i];
 
-                draw_line(line++, A_NORMAL, "%s%c: GPU %.8s, group %s: %s of %s, %s of others",
-                          format_bar(gpu->used_bytes, 0, gpu->total_bytes, bar), gpu_letter(gpu), gpu->uuid, gpu->group,
+                draw_line(line++, A_NORMAL, "%s%s: %s %.8s, group %s: %s of %s, %s of others",
+                          format_bar(gpu->used_bytes, 0, gpu->total_bytes, bar), gpu_mark(gpu, mark),
+                          gpu->model[0] ? gpu->model : "GPU", gpu->uuid, gpu->group,
                           gr_size_format(gpu->used_bytes, a, sizeof(a)), gr_size_format(gpu->total_bytes, b, sizeof(b)),
                           gr_size_format(gpu_others_bytes(gpu), c, sizeof(c)));
         }
@@ -174,8 +180,8 @@ static void draw_screen(void)
                 const uint64_t *figures = member->figures;
 
                 snprintf(idle, sizeof(idle), "%.0fs", member_idle_s(view.rows[i].gpu, member));
-                draw_line(line, i == view.selected ? A_REVERSE : A_NORMAL, "%8u  %c  %-15.15s %s%12s %12s %12s %7s",
-                          member->identity.pid, gpu_letter(view.rows[i].gpu), member->name,
+                draw_line(line, i == view.selected ? A_REVERSE : A_NORMAL, "%8u %3s %-15.15s %s%12s %12s %12s %7s",
+                          member->identity.pid, gpu_mark(view.rows[i].gpu, mark), member->name,
                           format_bar(figures[GR_FIGURE_live], figures[GR_FIGURE_cached],
                                      figures[GR_FIGURE_device_total], bar),
                           gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),

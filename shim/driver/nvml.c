@@ -31,6 +31,7 @@ struct nvml {
         int (*by_uuid)(const char *uuid, void **ret_device);
         int (*by_index)(unsigned index, void **ret_device);
         int (*uuid)(void *device, char *ret, unsigned length);
+        int (*model)(void *device, char *ret, unsigned length);
         int (*memory)(void *device, struct gr_nvml_memory *ret);
         int (*processes)(void *device, unsigned *count, struct process *ret);
 };
@@ -51,6 +52,7 @@ static void load_nvml(struct nvml *ret)
         *(void **)&ret->by_uuid = gr_real_symbol(library, "nvmlDeviceGetHandleByUUID");
         *(void **)&ret->by_index = gr_real_symbol(library, "nvmlDeviceGetHandleByIndex_v2");
         *(void **)&ret->uuid = gr_real_symbol(library, "nvmlDeviceGetUUID");
+        *(void **)&ret->model = gr_real_symbol(library, "nvmlDeviceGetName");
         *(void **)&ret->memory = gr_real_symbol(library, "nvmlDeviceGetMemoryInfo");
         *(void **)&ret->processes = gr_real_symbol(library, "nvmlDeviceGetComputeRunningProcesses_v3");
         if (!ret->processes)
@@ -134,6 +136,16 @@ int gr_nvml_device_named(const char *name, void **ret_device, char ret_uuid[37])
         memcpy(ret_uuid, text + 4, 36); /* after "GPU-" */
         ret_uuid[36] = '\0';
         *ret_device = device;
+        return 0;
+}
+
+int gr_nvml_model(void *device, char *ret, size_t bytes)
+{
+        char text[96];
+
+        if (!gr_nvml_find() || !nvml.model || nvml.model(device, text, sizeof(text)) != 0)
+                return -ENOTSUP;
+        snprintf(ret, bytes, "%.*s", (int)sizeof(text), text);
         return 0;
 }
 

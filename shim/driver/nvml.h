@@ -37,6 +37,9 @@ int gr_nvml_device(const char *uuid, void **ret_device);
  */
 int gr_nvml_device_named(const char *name, void **ret_device, char ret_uuid[37]);
 
+/* The name of its model, cut to what fits into ret. -ENOTSUP as above. */
+int gr_nvml_model(void *device, char *ret, size_t bytes);
+
 /* What the whole device has in use. -ENOTSUP as above. */
 int gr_nvml_memory(void *device, struct gr_nvml_memory *ret);
 

@@ -112,6 +112,13 @@ static int uuid_of(void *device, char *ret, unsigned length)
         return 0;
 }
 
+static int model_of(void *device, char *ret, unsigned length)
+{
+        (void)device;
+        snprintf(ret, length, "a model");
+        return refuses_memory ? UNKNOWN : 0;
+}
+
 static int memory_of(void *device, struct gr_nvml_memory *ret)
 {
         (void)device;
@@ -161,6 +168,7 @@ static const struct {
         {"nvmlDeviceGetMemoryInfo", (void *)memory_of, true},
         {"nvmlDeviceGetComputeRunningProcesses_v3", (void *)list_v3, false},
         {"nvmlDeviceGetComputeRunningProcesses_v2", (void *)list_v2, false},
+        {"nvmlDeviceGetName", (void *)model_of, false},
 };
 
 #define FUNCTIONS (sizeof(functions) / sizeof(functions[0]))
@@ -200,6 +208,7 @@ static void not_there(void)
         GR_CHECK_EQ(gr_nvml_device("00000000-1111-2222-3333-444444444444", &device), -ENOTSUP);
         GR_CHECK_EQ(gr_nvml_device_named("0", &device, uuid), -ENOTSUP);
         GR_CHECK_EQ(gr_nvml_memory(card(0), &memory), -ENOTSUP);
+        GR_CHECK_EQ(gr_nvml_model(card(0), uuid, sizeof(uuid)), -ENOTSUP);
         GR_CHECK_EQ(gr_nvml_processes(card(0), &uses, &count), -ENOTSUP);
         GR_CHECK_EQ(gr_nvml_process(card(0), OWN_PID, &bytes), -ENOTSUP);
         GR_CHECK(device == untouched() && uses == untouched() && count == UNTOUCHED && bytes == UNTOUCHED &&
@@ -258,7 +267,7 @@ static void cards_by_name(void)
         };
         struct gr_nvml_memory memory;
         void *device = untouched();
-        char uuid[37];
+        char uuid[37], model[5];
 
         errno = EXDEV;
         GR_CHECK(gr_nvml_find() && gr_nvml_find());
@@ -287,9 +296,12 @@ static void cards_by_name(void)
         GR_CHECK(device == card(2));
         GR_CHECK_EQ(gr_nvml_memory(device, &memory), 0);
         GR_CHECK(memory.total == 3 && memory.free == 1 && memory.used == 2);
+        GR_CHECK_EQ(gr_nvml_model(device, model, sizeof(model)), 0);
+        GR_CHECK_STR(model, "a mo");
         refuses_memory = true;
         memory.total = 7;
         GR_CHECK_EQ(gr_nvml_memory(device, &memory), -ENOTSUP);
+        GR_CHECK_EQ(gr_nvml_model(device, model, sizeof(model)), -ENOTSUP);
         GR_CHECK_EQ(memory.total, 7);
 }
 

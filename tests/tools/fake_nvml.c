@@ -22,6 +22,7 @@ int nvmlInit_v2(void);
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret);
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **ret);
 int nvmlDeviceGetUUID(void *device, char *ret, unsigned length);
+int nvmlDeviceGetName(void *device, char *ret, unsigned length);
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret);
 
 /* As the third form of the call has it. */
@@ -85,6 +86,11 @@ int nvmlDeviceGetUUID(void *device, char *ret, unsigned length)
                 return 2;
         strcpy(ret, gpus[index].uuid);
         return 0;
+}
+
+int nvmlDeviceGetName(void *device, char *ret, unsigned length)
+{
+        return snprintf(ret, length, "Model %ld", (long)((int *)device - handles)) < (int)length ? 0 : 7;
 }
 
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret)

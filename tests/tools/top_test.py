@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """gpureclaim top, in a terminal of this program's own.
 
-Usage: top_test.py GPURECLAIM_TOP SIM_FOLDER SHIM
+Usage: top_test.py GPURECLAIM_TOP SIM_FOLDER SHIM FAKE_NVML
 """
 
 import fcntl
@@ -18,7 +18,7 @@ import time
 
 from scene import Scene, until
 
-command, sim, shim = sys.argv[1:]
+command, sim, shim, fake_nvml = sys.argv[1:]
 SEQUENCE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z@])|\x1b[()][A-Z0-9]|\x1b[A-Za-z=>78]")
 TOKEN = re.compile(SEQUENCE.pattern + r"|[^\x1b]")
 
@@ -234,6 +234,25 @@ def watch(scene):
     terminal.kill()
 
 
+def named(scene):
+    """Where the management library is there, a GPU has its number in nvidia-smi and its model."""
+    process = scene.start()
+    process.ask("alloc", 0, 100)
+    (region,) = os.listdir(scene.environment["GPURECLAIM_REGION_DIR"])
+    uuid = region.removeprefix("default-").partition(".")[0]
+    os.symlink(os.path.abspath(fake_nvml), os.path.join(scene.folder, "libnvidia-ml.so.1"))
+    listing = os.path.join(scene.folder, "nvml")
+    with open(listing, "w", encoding="ascii") as file:
+        file.write(f"GPU-{'0' * 36} 1024 0\nGPU-{uuid} 2048 400\n")
+    terminal = Terminal({**scene.environment, "FAKE_NVML": listing, "LD_LIBRARY_PATH": scene.folder})
+    shown = terminal.shows(f"1: Model 1 {uuid[:8]}, group default: 400.000 MiB of 2.000 GiB", "PID GPU",
+                           rf"\b{process.pid} +1 ")
+    scene.check(shown, "number and model of a GPU:\n" + terminal.screen.text())
+    terminal.type("q")
+    scene.check(terminal.ended() == 0, "the end")
+    process.end()
+
+
 def no_terminal(scene):
     done = subprocess.run([command, "top"], env=scene.environment, stdin=subprocess.DEVNULL, capture_output=True,
                           text=True)
@@ -243,4 +262,5 @@ def no_terminal(scene):
 with Scene(command, sim, shim) as scene:
     watch(scene)
     no_terminal(scene)
+    named(scene)
 raise SystemExit(1 if scene.failed else 0)
