@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -30,12 +31,35 @@ static enum MHD_Result send_reply(struct MHD_Connection *connection, unsigned st
         return result;
 }
 
+/* How much a reader wants this type, from 0 to 1. accept: its list of types, such as "a/b;c=1;q=0.5, d/e", or NULL. */
+static double quality(const char *accept, const char *type)
+{
+        size_t length = strlen(type);
+        double most = 0;
+
+        for (const char *at = accept; at; at = strchr(at, ','), at += at != NULL) {
+                const char *part = at + strspn(at, " \t"), *end = at + strcspn(at, ",");
+                double wanted = 1;
+
+                if (strncasecmp(part, type, length) != 0 || !strchr(",; \t", part[length]))
+                        continue;
+                while ((part = memchr(part, ';', (size_t)(end - part)))) {
+                        part += 1 + strspn(part + 1, " \t");
+                        if (strncasecmp(part, "q=", 2) == 0)
+                                wanted = strtod(part + 2, NULL);
+                }
+                most = wanted > most ? wanted : most;
+        }
+        return most;
+}
+
 /* Called by one thread, that of the server. */
 static enum MHD_Result answer_request(void *arg, struct MHD_Connection *connection, const char *url, const char *method,
                                       const char *version, const char *data, size_t *data_bytes, void **state)
 {
         const char *accept = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Accept"), *wrong;
-        bool open_metrics = accept && strstr(accept, "application/openmetrics-text");
+        double open = quality(accept, "application/openmetrics-text");
+        bool open_metrics = open > 0 && open >= quality(accept, "text/plain");
         enum MHD_Result result;
         char text[256], *page;
         unsigned status;

@@ -182,6 +182,13 @@ def answers(scene, address, pid):
     scene.check(of_process(read_plainly(text), "gpureclaim_process_live_bytes", pid) == 100 * MIB, f"values: {text}")
     status, kind, text = ask("GET", "/metrics?x=1", Accept="application/openmetrics-text;version=1.0.0,*/*;q=0.1")
     scene.check(status == 200 and kind.startswith("application/openmetrics-text") and text.endswith("# EOF\n"), kind)
+    for accept, is_open in (("Application/OpenMetrics-Text", True), ("text/html , application/openmetrics-text", True),
+                            ("application/openmetrics-text; q=0.5, text/plain ;q=0.3", True),
+                            ("application/openmetrics-text;q=0.3,text/plain;q=0.5", False),
+                            ("application/openmetrics-text;q=0", False), ("application/openmetrics-texts", False),
+                            ("text/plain;x=application/openmetrics-text", False), ("", False)):
+        kind = ask("GET", "/metrics", Accept=accept)[1]
+        scene.check(kind.startswith("application/openmetrics-text") == is_open, f"Accept: {accept}: {kind}")
     scene.check(ask("HEAD", "/metrics")[::2] == (200, ""), "HEAD")
     for method, path, status in (("GET", "/", 404), ("GET", "/metrics/", 404), ("POST", "/metrics", 405),
                                  ("DELETE", "/metrics", 405), ("PUT", "/x", 404)):
