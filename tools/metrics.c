@@ -70,7 +70,8 @@ VALUE(given_bytes, (double)of->member->given_bytes)
 VALUE(other_used, bytes_or_none(of->use->bytes))
 
 static const struct metric metrics[] = {
-        {SCOPE_ALL, "other_files", "files in the shared folder of another version, or of something else", other_files},
+        {SCOPE_ALL, "other_files", "files of another version, or of something else, in GPURECLAIM_REGION_DIR",
+         other_files},
         {SCOPE_GPU, "gpu_memory_bytes", "memory of the GPU", gpu_total},
         {SCOPE_GPU, "gpu_memory_used_bytes", "memory of the GPU that is in use, by anybody", gpu_used},
         {SCOPE_GROUP, "group_foreign_bytes", "used memory of the GPU that is not reserved by the group", foreign_bytes},
@@ -261,7 +262,7 @@ int command_metrics(const struct arguments *arguments)
                 complain("metrics: the shared memory cannot be read: %s", wrong);
                 return EXIT_FAILURE;
         }
-        if (!path) {
+        if (!path || strcmp(path, "-") == 0) {
                 fwrite(page, 1, length, stdout);
                 return EXIT_SUCCESS;
         }

@@ -137,6 +137,7 @@ def to_file(scene):
     path = os.path.join(folder, "x.prom")
     for _ in range(2):
         scene.check(page(scene, "-o", path) == "", "nothing on standard output")
+        scene.check("gpureclaim_" in page(scene, "-o", "-") and not os.path.exists("-"), "- is standard output")
         with open(path, encoding="ascii") as file:
             scene.check(file.read() == page(scene), "the file is the page")
         scene.check(os.stat(path).st_mode & 0o444 == 0o444 and os.listdir(folder) == ["x.prom"], "readable, and alone")
