@@ -276,10 +276,12 @@ int command_leaks(const struct arguments *arguments)
                 return STATUS_USAGE;
         }
         for (int i = 0; i < arguments->count; i++) {
-                if (i > 0)
-                        printf("\n");
-                if (leaks_of(arguments->rest[i], arguments) != EXIT_SUCCESS)
+                bool told = leaks_of(arguments->rest[i], arguments) == EXIT_SUCCESS;
+
+                if (!told)
                         status = EXIT_FAILURE;
+                else if (i + 1 < arguments->count)
+                        printf("\n");
         }
         return status;
 }

@@ -433,10 +433,12 @@ int command_report(const struct arguments *arguments)
                 return STATUS_USAGE;
         }
         for (int i = 0; i < arguments->count; i++) {
-                if (i > 0)
-                        printf("\n");
-                if (report_file(arguments->rest[i], format) != EXIT_SUCCESS)
+                bool told = report_file(arguments->rest[i], format) == EXIT_SUCCESS;
+
+                if (!told)
                         status = EXIT_FAILURE;
+                else if (i + 1 < arguments->count)
+                        printf("\n");
         }
         return status;
 }

@@ -481,6 +481,6 @@ want 1 "$tool" report "$tree/several.1" "$tree/none"
 has "$out" "$first"
 has "$err" "$tree/none: "
 want 1 "$tool" report "$tree/none" "$tree/several.1"
-has "$out" "$first"
+is "$out" "$first"
 
 exit $failed
