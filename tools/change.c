@@ -30,7 +30,7 @@ static int open_all(const char *command, struct gpu **ret_gpus, size_t *ret_coun
         int rc = gpus_open(ret_gpus, ret_count, &other);
 
         if (rc)
-                complain("%s: the shared memory cannot be read: %s", command, strerror(-rc));
+                gpus_unread(command, strerror(-rc));
         return rc ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 

@@ -130,6 +130,15 @@ int gpus_folder(char ret_dir[GR_REGION_PATH_BYTES])
         return 0;
 }
 
+void gpus_unread(const char *command, const char *why)
+{
+        char folder[GR_REGION_PATH_BYTES] = "";
+
+        gpus_folder(folder);
+        gr_log_clean(folder, strlen(folder));
+        complain("%s: the shared memory%s%s cannot be read: %s", command, folder[0] ? " in " : "", folder, why);
+}
+
 static void name_gpu(struct gpu *gpu)
 {
         char name[16], uuid[37];

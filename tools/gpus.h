@@ -29,6 +29,9 @@ struct gpu {
 /* The folder of the user's regions. 0 or -errno; -ENOENT: there is none. */
 int gpus_folder(char ret_dir[GR_REGION_PATH_BYTES]);
 
+/* Says that command cannot read the regions in the folder, and why. */
+void gpus_unread(const char *command, const char *why);
+
 /*
  * Opens every region that the user has and reads it, after freeing the slots of processes that are gone. 0, with GPUs
  * that have members, by UUID and group, for gpus_close; or -errno. *ret_other: files that are no region of this

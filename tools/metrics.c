@@ -259,7 +259,7 @@ int command_metrics(const struct arguments *arguments)
 
         wrong = make_metrics(!flag_value(arguments, "prometheus"), &page, &length);
         if (wrong) {
-                complain("metrics: the shared memory cannot be read: %s", wrong);
+                gpus_unread("metrics", wrong);
                 return EXIT_FAILURE;
         }
         if (!path || strcmp(path, "-") == 0) {

@@ -156,7 +156,7 @@ int command_status(const struct arguments *arguments)
         int rc = gpus_open(&gpus, &count, &other);
 
         if (rc) {
-                complain("status: the shared memory cannot be read: %s", strerror(-rc));
+                gpus_unread("status", strerror(-rc));
                 return EXIT_FAILURE;
         }
         for (size_t i = 0; i < count; i++)

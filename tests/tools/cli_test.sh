@@ -146,6 +146,12 @@ want 0 "$tool" status
 is "$out" "No process of yours runs under gpureclaim on a GPU here."
 want 0 "$tool" status --json
 is "$(tr -d ' \n' <<<"$out")" '{"schema":1,"other_files":0,"gpus":[]}'
+: >"$tree/no-folder"
+export GPURECLAIM_REGION_DIR=$tree/no-folder
+for call in status metrics "limit 1 4GiB" "reclaim --all"; do
+        # shellcheck disable=SC2086
+        mistake 1 "${call%% *}: the shared memory in $tree/no-folder cannot be read: Not a directory" "$tool" $call
+done
 unset GPURECLAIM_REGION_DIR
 mistake 2 "did you mean --json?" "$tool" options --jsn
 mistake 2 "takes flags only" "$tool" options json
