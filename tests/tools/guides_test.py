@@ -53,6 +53,7 @@ STAND_INS = {
     "pytest": "python3 train.py",
     "srun": '"$@"',
     "docker": 'while [ "$1" != my-image ]; do shift; done; shift; command=$(basename "$1"); shift; "$command" "$@"',
+    "apptainer": 'exec docker "$@"',
 }
 CUPY = "class cuda:\n    set_allocator = set_pinned_memory_allocator = staticmethod(lambda allocator: None)\n"
 
