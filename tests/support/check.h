@@ -47,6 +47,12 @@ __attribute__((weak)) int gr_check_failures; /* one for all files of a program *
                 }                                                                                                      \
         } while (0)
 
+/* Whether a limit on addresses that is passed is kept: an emulator lets the process take all memory there is. */
+static inline int gr_check_addresses_limited(void)
+{
+        return mmap(NULL, MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED;
+}
+
 /* For calls that return 0, or the code of what failed. */
 #define GR_MUST(...) gr_check_must((int)(__VA_ARGS__), #__VA_ARGS__, __FILE__, __LINE__)
 

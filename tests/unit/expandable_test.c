@@ -79,6 +79,8 @@ static void test_no_memory(bool mapping)
                         for (int i = 0; i < 2 * PIECES; i++)
                                 gpus[i] = malloc(768);
                         setrlimit(RLIMIT_AS, &most);
+                        if (!gr_check_addresses_limited())
+                                _exit(1);
                         for (size_t bytes = 1 << 16; bytes >= 16; bytes /= 2)
                                 while (gr_metadata_alloc(bytes) || malloc(bytes))
                                         ;

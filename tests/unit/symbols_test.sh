@@ -17,7 +17,8 @@ for tool in nm readelf; do
 done
 
 # Names only: versions and the linker's own absolute symbols do not count.
-nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort -u >"$dir/exported"
+nm -D --defined-only --extern-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' |
+        sort -u >"$dir/exported"
 {
         echo dlsym
         sed -n 's/^GR_\(HOOK\|HOOK_[A-Z]*\|NVML\|RUNTIME\|CUPTI\)(\([A-Za-z0-9_]*\)).*/\2/p' "$hooks"
