@@ -604,6 +604,37 @@ bool file_gone(void)
 }
 
 /* What all members say that they gave back for others. */
+
+void empty_file(void)
+{
+        static struct gr_region region;
+        char path[GR_REGION_PATH_BYTES + GR_REGION_FILE_BYTES + 1];
+
+        if (!open_region(&region))
+                fail("no region", 0);
+        snprintf(path, sizeof(path), "%s/%s", region.dir, region.file);
+        if (truncate(path, 0))
+                fail("the file cannot be emptied", errno);
+        gr_region_close(&region);
+}
+
+void await_members(struct gr_region *region, unsigned count)
+{
+        double begin = now_ms();
+
+        for (;;) {
+                bool met = open_region(region);
+
+                if (met && members(region, true) == count)
+                        return;
+                if (met)
+                        gr_region_close(region);
+                if (now_ms() - begin > 2 * CALL_MS)
+                        fail("they do not meet", count);
+                pause_ms(10);
+        }
+}
+
 uint64_t given_mib(void)
 {
         static struct gr_region region;

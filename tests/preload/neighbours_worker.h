@@ -8,8 +8,10 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define CALL_MS 3000 /* longest that any call may take */
-#define SKIPPED 77
+#define CARD_MIB  1024
+#define LIMIT_MIB 512u /* of the group, in the modes that have one */
+#define CALL_MS   3000 /* longest that any call may take */
+#define SKIPPED   77
 
 struct worker {
         pid_t pid;
@@ -53,9 +55,20 @@ bool open_region(struct gr_region *region);
 unsigned members(struct gr_region *region, bool sweep);
 uint64_t card_used_bytes(void);
 bool file_gone(void);
+void empty_file(void);
+/* Until so many are in the region, which is left open. */
+void await_members(struct gr_region *region, unsigned count);
 uint64_t given_mib(void);
 
 /* Modes. */
+void mode_apart(void);
+void mode_group(void);
+void mode_phases(void);
+void mode_orders(void);
+void mode_late_files(void);
+void mode_charges(void);
+void mode_created(void);
+void mode_at_once(void);
 void mode_asleep(void);
 void mode_asleep_order(void);
 void mode_asleep_group(void);
