@@ -226,7 +226,11 @@ uint64_t gpu_others_bytes(const struct gpu *gpu)
         return gpu->used_bytes > reserved_bytes ? gpu->used_bytes - reserved_bytes : 0;
 }
 
-uint64_t member_driver_bytes(const struct gpu *gpu, const struct gr_member *member)
+/*
+ * The driver overhead of a member: what the member says, or else what NVML says that the process uses, less what it has
+ * reserved. UINT64_MAX: not known.
+ */
+static uint64_t driver_bytes(const struct gpu *gpu, const struct gr_member *member)
 {
         uint64_t own = member->figures[GR_FIGURE_driver];
 
@@ -244,7 +248,7 @@ void member_figures(const struct gpu *gpu, const struct gr_member *member, uint6
         for (int i = GR_SHARED_FIGURES; i < GR_FIGURE_COUNT; i++)
                 ret[i] = UINT64_MAX;
         ret[GR_FIGURE_reserved] = member->reserved_bytes;
-        ret[GR_FIGURE_driver] = member_driver_bytes(gpu, member);
+        ret[GR_FIGURE_driver] = driver_bytes(gpu, member);
 }
 
 bool gpu_has_member(const struct gpu *gpu, uint32_t pid)

@@ -50,12 +50,6 @@ void gpu_read(struct gpu *gpu, bool ask);
 /* The memory of the GPU that is used, and not reserved by a member of this group or another one of the user. */
 uint64_t gpu_others_bytes(const struct gpu *gpu);
 
-/*
- * The driver overhead of a member: what the member says, or else what NVML says that the process uses, less what it has
- * reserved. UINT64_MAX: not known.
- */
-uint64_t member_driver_bytes(const struct gpu *gpu, const struct gr_member *member);
-
 /* What is known of a member: what it says of itself, but for what the region or the driver knows better. */
 void member_figures(const struct gpu *gpu, const struct gr_member *member, uint64_t ret[GR_FIGURE_COUNT]);
 

@@ -211,19 +211,12 @@ static int device_parse(struct span text, int *ret)
         return 0;
 }
 
-void gr_size_list_none(struct gr_size_list *ret_list)
-{
-        memset(ret_list, 0, sizeof(*ret_list));
-        ret_list->all.bytes = GR_SIZE_NONE;
-}
-
 int gr_size_list_parse(const char *text, struct gr_size_list *ret_list)
 {
-        struct gr_size_list list;
+        struct gr_size_list list = {.all.bytes = GR_SIZE_NONE};
         bool have_all = false;
         const char *end;
 
-        gr_size_list_none(&list);
         for (;; text = end + 1) {
                 const char *equals;
                 struct span item;

@@ -26,7 +26,7 @@ struct gr_size {
         bool is_percent;
 };
 
-/* One size for all devices, and exceptions. All zero bytes do not mean "none": use gr_size_list_none. */
+/* One size for all devices, and exceptions. All zero bytes do not mean "none". */
 struct gr_size_list {
         struct gr_size all;   /* for every device not in device_mask */
         uint64_t device_mask; /* bit d: devices[d] is set */
@@ -53,9 +53,6 @@ int gr_duration_parse(const char *text, uint64_t *ret_ns);
  * -ERANGE also for a device above GR_SIZE_DEVICES_MAX - 1.
  */
 int gr_size_list_parse(const char *text, struct gr_size_list *ret_list);
-
-/* A list in which every device has "none". */
-void gr_size_list_none(struct gr_size_list *ret_list);
 
 /* c in lower case, whatever the locale. */
 static inline char gr_lower(char c)

@@ -235,11 +235,6 @@ static uint64_t unmap_range(struct gr_context *context, struct gr_range *range, 
         return gone;
 }
 
-uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range)
-{
-        return unmap_range(context, range, false);
-}
-
 uint64_t gr_expandable_unmap_fresh(struct gr_context *context, struct gr_range *range)
 {
         return unmap_range(context, range, true);
@@ -262,7 +257,7 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
                         break;
                 segments->busy++;
                 gr_unlock(&segments->lock);
-                last = gr_expandable_unmap(context, range);
+                last = unmap_range(context, range, false);
                 gone += last;
                 gr_lock(&segments->lock);
                 assert(segments->busy > 0);
@@ -416,7 +411,7 @@ static uint64_t return_stuck(struct gr_context *context, struct gr_segment *segm
                 uint64_t bytes;
 
                 gr_unlock(&segments->lock);
-                bytes = gr_expandable_unmap(context, range);
+                bytes = unmap_range(context, range, false);
                 if (bytes == 0)
                         keep_stuck(context, gr_extent_at(segment, range->block.ptr));
                 gone += bytes;

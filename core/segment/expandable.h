@@ -41,10 +41,9 @@ struct gr_context;
 int gr_expandable_open(struct gr_context *context, enum gr_expandable_kind kind);
 
 /*
- * Gives the mapped extents that lie wholly inside a busy range back to the driver; gr_expandable_unmap_fresh only those
- * that nothing has used since they were mapped. Returns how many bytes went back. Calls the driver; no lock held.
+ * Gives the mapped extents that lie wholly inside a busy range, and that nothing has used since they were mapped, back
+ * to the driver. Returns how many bytes went back. Calls the driver; no lock held.
  */
-uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range);
 uint64_t gr_expandable_unmap_fresh(struct gr_context *context, struct gr_range *range);
 
 /*

@@ -82,7 +82,7 @@ void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign)
 
 /*
  * Notes that work of the epoch or earlier ones may use the extents of a range. From then on they are not fresh
- * (gr_expandable_unmap).
+ * (gr_expandable_unmap_fresh).
  */
 void gr_extent_note(const struct gr_range *range, uint64_t epoch);
 

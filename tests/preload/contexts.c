@@ -242,7 +242,8 @@ static void under_a_thread(void)
         pthread_join(thread, NULL);
 }
 
-void use_block(uint32_t value)
+/* One block: written, read, and freed. */
+static void use_block(uint32_t value)
 {
         uint32_t read = ~value;
         CUdeviceptr ptr;

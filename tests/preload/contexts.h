@@ -16,8 +16,6 @@
 CUcontext create(void);
 /* Allocates, writes, reads, frees, some of it several times: whether memory is what it should be in this context. */
 void work(const char *where);
-/* One block: written, read, and freed. */
-void use_block(uint32_t value);
 /* What the first device has given out; 0 on a real one. */
 size_t used(void);
 /* Not until it is refused: a driver that refuses none would go on for ever. */
