@@ -11,6 +11,9 @@ for name in $(compgen -e GPURECLAIM_); do unset "$name"; done
 tree=$(realpath "$(mktemp -d -p "${GR_TEST_FOLDER:-$PWD}")") || exit 1
 trap 'rm -rf "$tree"' EXIT
 export GPURECLAIM_REGION_DIR=$tree/region CUDA_HOME=${2%/include} PYTHONDONTWRITEBYTECODE=1
+# With ccache, which Meson takes by itself, the second try compiles nothing. Debian's tools change the home folder. That
+# compiling gives the same twice is what reproducible_test.sh is for.
+! command -v ccache >/dev/null || export CCACHE_DIR=${CCACHE_DIR:-$(ccache --get-config cache_dir)}
 
 for try in 1 2; do
         nice "$source/scripts/package" "$kind" "$tree/$try" >"$tree/out" 2>&1
