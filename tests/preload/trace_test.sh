@@ -142,7 +142,8 @@ grep -q 'cannot grow beyond 1 MiB, its oldest part is lost: another file has its
         fail "a name that another process takes: no warning"
 is "a name that another process takes: allocations" 11 "$(count allocate)"
 
-# Likewise without a file of that name.
+# Likewise without a file of that name. What the last one said must not be taken for what this one says.
+: >first
 "${under[@]}" "$traced" until <fifo >first 2>first.err &
 exec 3>fifo
 until grep -q begun first; do sleep 0.05; done
