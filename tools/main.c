@@ -131,23 +131,34 @@ int become(const char *command, char **argv)
  * Only top needs a terminal library and only serve one for HTTP, so each is a program of its own beside this one: this
  * very program, and one more file.
  */
-__attribute__((unused)) static int become_other(const char *command, char *flag, const char *value)
+__attribute__((unused)) static int become_other(const struct arguments *arguments, const char *const *words)
 {
-        char path[PATH_MAX + 32], *argv[] = {path, (char *)command, value ? flag : NULL, (char *)value, NULL};
+        char path[PATH_MAX + 32], *argv[8] = {path, (char *)arguments->command};
         int rc = find_self_dir(path, PATH_MAX);
 
         if (rc) {
-                complain("%s: cannot find gpureclaim-%s", command, command);
+                complain("%s: cannot find gpureclaim-%s", arguments->command, arguments->command);
                 return EXIT_FAILURE;
         }
-        strcat(strcat(path, "/gpureclaim-"), command);
-        return become(command, argv);
+        strcat(strcat(path, "/gpureclaim-"), arguments->command);
+        for (size_t n = 2; *words; words++)
+                argv[n++] = (char *)*words;
+        return become(arguments->command, argv);
 }
 
 #if defined(GR_HAVE_TOP) && !defined(GR_IS_TOP)
 int command_top(const struct arguments *arguments)
 {
-        return become_other(arguments->command, NULL, NULL);
+        const char *words[4] = {NULL}, *interval = flag_value(arguments, "interval");
+        size_t n = 0;
+
+        if (flag_value(arguments, "once"))
+                words[n++] = "--once";
+        if (interval) {
+                words[n++] = "--interval";
+                words[n] = interval;
+        }
+        return become_other(arguments, words);
 }
 #endif
 
@@ -155,9 +166,9 @@ int command_top(const struct arguments *arguments)
 int command_serve(const struct arguments *arguments)
 {
 #ifdef GR_HAVE_SERVE
-        static char flag[] = "--listen";
+        const char *address = flag_value(arguments, "listen"), *words[] = {address ? "--listen" : NULL, address, NULL};
 
-        return become_other(arguments->command, flag, flag_value(arguments, "listen"));
+        return become_other(arguments, words);
 #else
         complain("%s: built without libmicrohttpd: install it (Debian, Ubuntu: libmicrohttpd-dev) and build again",
                  arguments->command);

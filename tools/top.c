@@ -1,5 +1,7 @@
 /* gpureclaim top: the GPUs and the processes on them, live in the terminal. */
 #include <curses.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +13,19 @@
 #include "command.h"
 #include "gpus.h"
 
-#define REFRESH_MS 1000
-#define BAR_WIDTH  20
-#define BAR_NEEDS  97 /* columns of a row that has a bar */
-#define ESCAPE     27
+#define REFRESH_MS    1000
+#define REFRESH_MOST  3600000
+#define REFRESH_LEAST 100
+#define ONCE_COLUMNS  160 /* of --once */
+#define TEXT_BYTES    512 /* of a line */
+#define BAR_WIDTH     20
+#define BAR_AT        29  /* its column in the row of a process */
+#define BAR_NEEDS     97  /* columns of a row that has a bar */
+#define HISTORY       240 /* looks back */
+#define HISTORIES     16  /* GPUs that have one */
+#define ESCAPE        27
 
+enum { LIVE_PAIR = 1, CACHED_PAIR };
 enum order { BY_RESERVED, BY_CACHED, BY_IDLE, BY_PID, ORDERS };
 
 static const char *const order_words[ORDERS] = {"reserved", "cached", "idle", "pid"};
@@ -34,7 +44,14 @@ static struct {
         uint64_t selected_owner; /* as others come and go, the process stays selected, and not its line */
         char selected_uuid[37];
         enum order order;
+        char filter[32]; /* only processes with this in name, command or pid; "": all */
         char note[160];
+        int columns, refresh_ms;
+        bool coloured;
+        struct history {
+                char uuid[37];
+                char levels[HISTORY + 1]; /* the newest last; as long as there have been looks */
+        } histories[HISTORIES];
 } view;
 
 char *tigetstr(const char *name); /* of term.h, which defines common words as macros */
@@ -100,18 +117,93 @@ static void select_row(size_t i)
         memcpy(view.selected_uuid, view.rows[view.selected].gpu->uuid, sizeof(view.selected_uuid));
 }
 
-static void look_at_gpus(void)
+/* The command line of a process, as far as it goes into ret; "": not known. */
+static const char *read_command(const struct gr_member *member, char *ret, size_t room)
+{
+        char path[32];
+        ssize_t length = -1;
+        int fd;
+
+        snprintf(path, sizeof(path), "/proc/%u/cmdline", member->identity.pid);
+        fd = member->same_namespace ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+        if (fd >= 0) {
+                length = read(fd, ret, room - 1);
+                close(fd);
+        }
+        ret[length > 0 ? length : 0] = '\0';
+        for (ssize_t i = 0; i < length; i++) {
+                if (ret[i] == '\0' && i + 1 < length)
+                        ret[i] = ' ';
+                else if (ret[i] != '\0' && (ret[i] < ' ' || ret[i] > '~'))
+                        ret[i] = '?';
+        }
+        return ret;
+}
+
+static bool is_wanted(const struct gr_member *member)
+{
+        char command[TEXT_BYTES], pid[16];
+
+        snprintf(pid, sizeof(pid), "%u", member->identity.pid);
+        return strcasestr(member->name, view.filter) || strstr(pid, view.filter) ||
+               strcasestr(read_command(member, command, sizeof(command)), view.filter);
+}
+
+/* What the GPU was used in the past, by the look; NULL: there is no room for it. */
+static struct history *history_of(const struct gpu *gpu)
+{
+        for (size_t i = 0; i < HISTORIES; i++) {
+                struct history *history = &view.histories[i];
+
+                if (!history->uuid[0])
+                        memcpy(history->uuid, gpu->uuid, sizeof(history->uuid));
+                if (strcmp(history->uuid, gpu->uuid) == 0)
+                        return history;
+        }
+        return NULL;
+}
+
+static void note_use(const struct gpu *gpu)
+{
+        static const char levels[] = "_.:-=+*#";
+        struct history *history = history_of(gpu);
+        size_t length = history ? strlen(history->levels) : 0;
+        uint64_t step = gpu->total_bytes / (sizeof(levels) - 2);
+
+        if (!history)
+                return;
+        if (length == HISTORY)
+                memmove(history->levels, history->levels + 1, length--);
+        history->levels[length] = levels[step > 0 && gpu->used_bytes < gpu->total_bytes ? gpu->used_bytes / step
+                                         : step > 0                                     ? sizeof(levels) - 2
+                                                                                        : 0];
+        history->levels[length + 1] = '\0';
+}
+
+/* Groups of one GPU follow each other. */
+static bool is_first_of_gpu(size_t i)
+{
+        return i == 0 || strcmp(view.gpus[i].uuid, view.gpus[i - 1].uuid) != 0;
+}
+
+/* 0, or why there is nothing to see: -errno of gpus_open. */
+static int look_at_gpus(void)
 {
         size_t other;
+        int rc;
 
         close_gpus();
         view.count = 0;
-        if (gpus_open(&view.gpus, &view.gpu_count, &other) != 0)
+        rc = gpus_open(&view.gpus, &view.gpu_count, &other);
+        if (rc)
                 view.gpu_count = 0;
         for (size_t i = 0; i < view.gpu_count; i++) {
                 gpu_read(&view.gpus[i], true);
+                if (is_first_of_gpu(i))
+                        note_use(&view.gpus[i]);
                 for (size_t j = 0; j < view.gpus[i].count && view.count < sizeof(view.rows) / sizeof(view.rows[0]); j++)
-                        view.rows[view.count++] = (struct row){&view.gpus[i], &view.gpus[i].members[j]};
+                        if (is_wanted(&view.gpus[i].members[j]))
+                                view.rows[view.count++] = (struct row){&view.gpus[i], &view.gpus[i].members[j]};
         }
         qsort(view.rows, view.count, sizeof(view.rows[0]), by_order);
         for (size_t i = 0; i < view.count; i++)
@@ -119,12 +211,13 @@ static void look_at_gpus(void)
                     strcmp(view.rows[i].gpu->uuid, view.selected_uuid) == 0)
                         view.selected = i;
         select_row(view.selected);
+        return rc;
 }
 
 /* A bar of '#' for live, '+' for cached and '.' for all other memory of the GPU, and a blank. "": no room for it. */
 static const char *format_bar(uint64_t live, uint64_t cached, uint64_t total, char bar[BAR_WIDTH + 2])
 {
-        if (COLS < BAR_NEEDS)
+        if (view.columns < BAR_NEEDS)
                 return "";
         for (unsigned i = 0; i < BAR_WIDTH; i++) {
                 uint64_t at = total / BAR_WIDTH * i;
@@ -136,10 +229,74 @@ static const char *format_bar(uint64_t live, uint64_t cached, uint64_t total, ch
         return bar;
 }
 
+static void gpu_text(const struct gpu *gpu, char text[TEXT_BYTES])
+{
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], bar[BAR_WIDTH + 2], mark[12];
+
+        snprintf(text, TEXT_BYTES, "%s%s: %s %.8s, group %s: %s of %s, %s of others",
+                 format_bar(gpu->used_bytes, 0, gpu->total_bytes, bar), gpu_mark(gpu, mark),
+                 gpu->model[0] ? gpu->model : "GPU", gpu->uuid, gpu->group,
+                 gr_size_format(gpu->used_bytes, a, sizeof(a)), gr_size_format(gpu->total_bytes, b, sizeof(b)),
+                 gr_size_format(gpu_others_bytes(gpu), c, sizeof(c)));
+}
+
+static void head_text(char text[TEXT_BYTES])
+{
+        bool bar = view.columns >= BAR_NEEDS;
+
+        snprintf(text, TEXT_BYTES, "%8s GPU %-15s %-*s%12s %12s %12s %7s  COMMAND", "PID", "NAME",
+                 bar ? BAR_WIDTH + 1 : 0, bar ? "USE" : "", "LIVE", "CACHED", "LIMIT", "IDLE");
+}
+
+static void row_text(const struct row *row, char text[TEXT_BYTES])
+{
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], bar[BAR_WIDTH + 2], idle[16],
+                mark[12], command[TEXT_BYTES / 2];
+        const uint64_t *figures = row->member->figures;
+
+        snprintf(idle, sizeof(idle), "%.0fs", member_idle_s(row->gpu, row->member));
+        snprintf(text, TEXT_BYTES, "%8u %3s %-15.15s %s%12s %12s %12s %7s  %s", row->member->identity.pid,
+                 gpu_mark(row->gpu, mark), row->member->name,
+                 format_bar(figures[GR_FIGURE_live], figures[GR_FIGURE_cached], figures[GR_FIGURE_device_total], bar),
+                 gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
+                 gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
+                 gr_size_format(figures[GR_FIGURE_hard_limit], c, sizeof(c)),
+                 figures[GR_FIGURE_asleep] > 0 ? "asleep" : idle, read_command(row->member, command, sizeof(command)));
+}
+
+static const char no_process[] = "No process of yours runs under gpureclaim on a GPU here.";
+
+/* The screen once, as text. */
+static int print_once(void)
+{
+        int rc = look_at_gpus();
+        char text[TEXT_BYTES];
+
+        if (rc && rc != -ENOENT) {
+                gpus_unread("top", strerror(-rc));
+                return EXIT_FAILURE;
+        }
+        for (size_t i = 0; i < view.gpu_count; i++) {
+                gpu_text(&view.gpus[i], text);
+                puts(text);
+        }
+        head_text(text);
+        if (view.count > 0)
+                puts(text);
+        for (size_t i = 0; i < view.count; i++) {
+                row_text(&view.rows[i], text);
+                puts(text);
+        }
+        if (view.count == 0)
+                puts(no_process);
+        close_gpus();
+        return EXIT_SUCCESS;
+}
+
 /* One line of the screen. What does not fit is cut off. */
 __attribute__((format(printf, 3, 4))) static void draw_line(int line, int attributes, const char *format, ...)
 {
-        char text[512];
+        char text[TEXT_BYTES];
         va_list args;
 
         va_start(args, format);
@@ -150,50 +307,51 @@ __attribute__((format(printf, 3, 4))) static void draw_line(int line, int attrib
         attroff(attributes);
 }
 
+/* Gives the bar at this place its colours, where the terminal has any. */
+static void colour_bar(int line, int column, const char *text)
+{
+        for (int i = 0; view.coloured && view.columns >= BAR_NEEDS && i < BAR_WIDTH; i++)
+                if (text[column + i] != '.')
+                        mvchgat(line, column + i, 1, A_NORMAL, text[column + i] == '#' ? LIVE_PAIR : CACHED_PAIR, NULL);
+}
+
 static void draw_screen(void)
 {
-        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], bar[BAR_WIDTH + 2], idle[16],
-                mark[12];
+        char text[TEXT_BYTES];
         size_t first = 0, room;
         int line = 0;
 
         erase();
+        view.columns = COLS;
         for (size_t i = 0; i < view.gpu_count; i++) {
-                const struct gpu *gpu = &view.gpus[i];
+                const struct history *history = is_first_of_gpu(i) ? history_of(&view.gpus[i]) : NULL;
+                size_t shown = COLS > 24 ? (size_t)COLS - 12 : 0, known = history ? strlen(history->levels) : 0;
 
-                draw_line(line++, A_NORMAL, "%s%s: %s %.8s, group %s: %s of %s, %s of others",
-                          format_bar(gpu->used_bytes, 0, gpu->total_bytes, bar), gpu_mark(gpu, mark),
-                          gpu->model[0] ? gpu->model : "GPU", gpu->uuid, gpu->group,
-                          gr_size_format(gpu->used_bytes, a, sizeof(a)), gr_size_format(gpu->total_bytes, b, sizeof(b)),
-                          gr_size_format(gpu_others_bytes(gpu), c, sizeof(c)));
+                gpu_text(&view.gpus[i], text);
+                draw_line(line, A_NORMAL, "%s", text);
+                colour_bar(line++, 0, text);
+                if (known > 1 && LINES >= 12 + 2 * (int)view.gpu_count) /* the newest at the right */
+                        draw_line(line++, A_DIM, "  use over time %s",
+                                  history->levels + (known > shown - 6 ? known - shown + 6 : 0));
         }
         line++;
-        draw_line(line++, A_BOLD, "%8s GPU %-15s %-*s%12s %12s %12s %7s", "PID", "NAME",
-                  COLS < BAR_NEEDS ? 0 : BAR_WIDTH + 1, COLS < BAR_NEEDS ? "" : "USE", "LIVE", "CACHED", "LIMIT",
-                  "IDLE");
+        head_text(text);
+        draw_line(line++, A_BOLD, "%s", text);
         /* Scrolls so far that the selected row is shown. */
         room = LINES - 2 > line ? (size_t)(LINES - 2 - line) : 1;
         if (view.selected >= room)
                 first = view.selected - room + 1;
         for (size_t i = first; i < view.count && line < LINES - 2; i++, line++) {
-                const struct gr_member *member = view.rows[i].member;
-                const uint64_t *figures = member->figures;
-
-                snprintf(idle, sizeof(idle), "%.0fs", member_idle_s(view.rows[i].gpu, member));
-                draw_line(line, i == view.selected ? A_REVERSE : A_NORMAL, "%8u %3s %-15.15s %s%12s %12s %12s %7s",
-                          member->identity.pid, gpu_mark(view.rows[i].gpu, mark), member->name,
-                          format_bar(figures[GR_FIGURE_live], figures[GR_FIGURE_cached],
-                                     figures[GR_FIGURE_device_total], bar),
-                          gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
-                          gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
-                          gr_size_format(figures[GR_FIGURE_hard_limit], c, sizeof(c)),
-                          figures[GR_FIGURE_asleep] > 0 ? "asleep" : idle);
+                row_text(&view.rows[i], text);
+                draw_line(line, i == view.selected ? A_REVERSE : A_NORMAL, "%s", text);
+                if (i != view.selected)
+                        colour_bar(line, BAR_AT, text);
         }
         if (view.count == 0)
-                draw_line(line, A_NORMAL, "No process of yours runs under gpureclaim on a GPU here.");
+                draw_line(line, A_NORMAL, view.filter[0] ? "No process matches the filter." : no_process);
         draw_line(LINES - 2, A_NORMAL, "%s", view.note);
-        draw_line(LINES - 1, A_NORMAL, "q quit  up/down select  s sort (%s)  t trim  l limit  ? help",
-                  order_words[view.order]);
+        draw_line(LINES - 1, A_NORMAL, "q quit  up/down select  s sort (%s)  / filter%s%s%s  t trim  l limit  ? help",
+                  order_words[view.order], view.filter[0] ? " (" : "", view.filter, view.filter[0] ? ")" : "");
         refresh();
 }
 
@@ -235,7 +393,7 @@ static bool prompt_user(const char *question, char *ret_text, size_t room)
                 draw_line(LINES - 2, A_NORMAL, "%s ", question);
                 yes = getch() == 'y';
         }
-        timeout(REFRESH_MS);
+        timeout(view.refresh_ms);
         return yes;
 }
 
@@ -281,13 +439,32 @@ static void act_on_key(int key)
                          gr_size_format(given, a, sizeof(a)));
 }
 
+static void ask_filter(void)
+{
+        char text[sizeof(view.filter)];
+
+        if (prompt_user("Only those with this in name, command or pid (nothing: all):", text, sizeof(text)) || !text[0])
+                memcpy(view.filter, text, sizeof(text));
+}
+
 int command_top(const struct arguments *arguments)
 {
         const struct sigaction action = {.sa_handler = interrupt};
+        const char *interval = flag_value(arguments, "interval");
+        uint64_t interval_ns = REFRESH_MS * UINT64_C(1000000);
 
-        (void)arguments;
+        if (interval &&
+            (gr_duration_parse(interval, &interval_ns) != 0 || interval_ns < REFRESH_LEAST * UINT64_C(1000000) ||
+             interval_ns > REFRESH_MOST * UINT64_C(1000000))) {
+                complain("top: --interval %s: not understood (expected a time from 100ms to 1h)", interval);
+                return STATUS_USAGE;
+        }
+        view.refresh_ms = (int)(interval_ns / 1000000);
+        view.columns = ONCE_COLUMNS;
+        if (flag_value(arguments, "once"))
+                return print_once();
         if (!isatty(STDOUT_FILENO) || !isatty(STDIN_FILENO)) {
-                complain("top: needs a terminal; gpureclaim status prints once");
+                complain("top: needs a terminal; --once prints it as text");
                 return STATUS_USAGE;
         }
         sigaction(SIGINT, &action, NULL); /* Ctrl-C ends it as q does */
@@ -297,7 +474,7 @@ int command_top(const struct arguments *arguments)
         }
         if (!tigetstr("cup")) {
                 endwin();
-                complain("top: this kind of terminal cannot show it (TERM); gpureclaim status prints once");
+                complain("top: this kind of terminal cannot show it (TERM); --once prints it as text");
                 return EXIT_FAILURE;
         }
         set_escdelay(50); /* or ESC would be seen a second late */
@@ -305,7 +482,14 @@ int command_top(const struct arguments *arguments)
         cbreak();
         keypad(stdscr, TRUE);
         curs_set(0);
-        timeout(REFRESH_MS);
+        if (has_colour(stdout) && has_colors()) {
+                start_color();
+                use_default_colors();
+                init_pair(LIVE_PAIR, COLOR_BLUE, -1);
+                init_pair(CACHED_PAIR, COLOR_CYAN, -1);
+                view.coloured = true;
+        }
+        timeout(view.refresh_ms);
         for (int key = ERR; key != 'q' && !interrupted;) {
                 look_at_gpus();
                 draw_screen();
@@ -322,6 +506,8 @@ int command_top(const struct arguments *arguments)
                                  "IDLE: since memory was used");
                 else if (key == 's')
                         view.order = (view.order + 1) % ORDERS;
+                else if (key == '/')
+                        ask_filter();
                 else if (key == 't' || key == 'l')
                         act_on_key(key);
         }

@@ -33,12 +33,21 @@ class Screen:
     def resize(self, lines, columns):
         self.cells = [[" "] * columns for _ in range(lines)]
         self.y = self.x = 0
+        self.region = 0, lines - 1
+
+    def _scroll(self, begin, end):
+        """The line at begin goes, and a blank one comes at end."""
+        del self.cells[begin]
+        self.cells.insert(end, [" "] * len(self.cells[0]))
 
     def _control(self, arguments, letter):
         numbers = [int(n) for n in arguments.split(";") if n.isdigit()]
         first = numbers[0] if numbers else 0
         if letter in "Hf":
             self.y, self.x = (first or 1) - 1, (numbers[1] if len(numbers) > 1 else 1) - 1
+        elif letter == "r":
+            self.region = (first or 1) - 1, (numbers[1] if len(numbers) > 1 else len(self.cells)) - 1
+            self.y = self.x = 0
         elif letter in "ABCD":
             self.y += {"A": -1, "B": 1}.get(letter, 0) * (first or 1)
             self.x += {"C": 1, "D": -1}.get(letter, 0) * (first or 1)
@@ -69,8 +78,14 @@ class Screen:
                 self._control(token.group(1), token.group(2))
             elif word == "\r":
                 self.x = 0
-            elif word == "\n":
-                self.y = min(self.y + 1, len(self.cells) - 1)
+            elif word == "\n" and self.y == self.region[1]:
+                self._scroll(*self.region)
+            elif word == "\x1bM" and self.y == self.region[0]:
+                self._scroll(*reversed(self.region))
+            elif word in ("\n", "\x1bM"):
+                self.y = min(max(self.y + (1 if word == "\n" else -1), 0), len(self.cells) - 1)
+            elif word == "\t":
+                self.x = min((self.x // 8 + 1) * 8, len(self.cells[0]) - 1)
             elif word == "\b":
                 self.x = max(self.x - 1, 0)
             elif word >= " ":
@@ -83,12 +98,13 @@ class Screen:
 
 
 class Terminal:
-    def __init__(self, environment, lines=24, columns=110, kind="vt100"):
+    def __init__(self, environment, lines=24, columns=110, kind="vt100", flags=()):
         self._master, slave = pty.openpty()
         self.screen = Screen(lines, columns)
+        self.coloured = False
         self._size(lines, columns)
         self._process = subprocess.Popen(
-            [command, "top"],
+            [command, "top", *flags],
             env={**environment, "TERM": kind},
             stdin=slave,
             stdout=slave,
@@ -112,6 +128,7 @@ class Terminal:
                 data = os.read(self._master, 65536)
             except OSError:  # it has ended
                 return
+            self.coloured |= re.search(rb"\x1b\[[0-9;]*3[46]m", data) is not None
             self.screen.feed(data.decode("ascii", "replace"))
 
     def type(self, keys):
@@ -163,6 +180,14 @@ def watch(scene):
           "GPUs, a head and the keys")
     terminal.type("?")
     check(terminal.shows("bars: # live"), "help")
+    # 450 MiB of 1 GiB are the fourth of eight levels.
+    check(terminal.shows(r"\n +use over time -{3,}\n"), "what was used before")
+    terminal.type(f"/{live.pid}\n")
+    check(terminal.shows(first, rf"/ filter .{live.pid}.") and not re.search(second, terminal.screen.text()),
+          "only those that match")
+    terminal.type("/x\x1b/no such\n")
+    check(terminal.shows("No process matches", "/ filter .no such."), "none that matches")
+    terminal.type("/\n")
     check(terminal.shows(first + ".*300.000 MiB", second + ".*50.000 MiB +100.000 MiB"), "most reserved first")
     terminal.type("s")
     check(terminal.shows(second, first, "sort .cached."), "most cached first")
@@ -253,6 +278,26 @@ def named(scene):
     process.end()
 
 
+def once(scene):
+    """What it shows, as text, with the command of each; how often it looks; and colours where there are some."""
+    process = scene.start()
+    process.ask("alloc", 0, 100)
+    status, said, _ = scene.run("top", "--once")
+    scene.check(status == 0 and re.search(rf"100.000 MiB of 1.000 GiB.*\n *PID .*\n *{process.pid} .* python3? .*\.py",
+                                          said), f"once: {said}")
+    for wrong in ("5", "1ms", "2h"):
+        status, _, said = scene.run("top", "--interval", wrong)
+        scene.check(status == 2 and f"--interval {wrong}: not understood" in said, f"interval: {said}")
+    for kind, plain, coloured in ("xterm-256color", "", True), ("xterm-256color", "1", False), ("vt100", "", False):
+        terminal = Terminal({**scene.environment, "NO_COLOR": plain}, kind=kind, flags=("--interval", "100ms"))
+        scene.check(terminal.shows("use over time [^ ]{5}", rf"\b{process.pid} "), "it looks often")
+        scene.check(terminal.coloured == coloured, f"{kind}, NO_COLOR={plain}: colours {terminal.coloured}")
+        terminal.kill()
+    process.end()
+    status, said, _ = scene.run("top", "--once")
+    scene.check(status == 0 and "No process of yours" in said, f"once, of nobody: {said}")
+
+
 def no_terminal(scene):
     done = subprocess.run([command, "top"], env=scene.environment, stdin=subprocess.DEVNULL, capture_output=True,
                           text=True)
@@ -261,6 +306,7 @@ def no_terminal(scene):
 
 with Scene(command, sim, shim) as scene:
     watch(scene)
+    once(scene)
     no_terminal(scene)
     named(scene)
 raise SystemExit(1 if scene.failed else 0)
