@@ -190,18 +190,20 @@ int command_reclaim(const struct arguments *arguments)
 static int sleep_one(struct gpu *gpu, struct gr_member *member, uint64_t until_ns, uint64_t *ret_bytes)
 {
         const struct gr_request request = {.orders = GR_ORDER_SLEEP};
+        bool begun = false; /* it obeys an order of before, and so does not answer this one */
         uint64_t given;
         int rc;
 
         for (;;) {
                 rc = gpu_request(gpu, member, &request, &given);
+                begun |= rc == -EALREADY;
                 if (rc == -ESRCH || gr_region_read(&gpu->region, member->slot, member) != 0)
                         return -ESRCH;
                 *ret_bytes = member->figures[GR_FIGURE_asleep];
                 if (rc == 0 && (*ret_bytes > 0 || member->figures[GR_FIGURE_live] == 0))
                         return 0;
                 if (gr_platform_now_ns() >= until_ns)
-                        return rc ? rc : -EBUSY;
+                        return begun ? -EALREADY : rc ? rc : -EBUSY;
                 usleep(SLEEP_PAUSE_US);
         }
 }
@@ -239,11 +241,16 @@ int command_sleep(const struct arguments *arguments)
                                        gr_size_format(bytes, text, sizeof(text)));
                                 continue;
                         }
-                        complain("sleep: process %u: %s", pid,
-                                 rc == -EBUSY
-                                         ? "it was busy all the time, has no memory that can leave the GPU, or may "
-                                           "not sleep (GPURECLAIM_SLEEP in docs/options.md)"
-                                         : failure_text(rc));
+                        if (rc == -EALREADY)
+                                complain("sleep: process %u: it has begun, and is not done in time: %s asleep so far "
+                                         "(gpureclaim status)",
+                                         pid, gr_size_format(bytes, text, sizeof(text)));
+                        else
+                                complain("sleep: process %u: %s", pid,
+                                         rc == -EBUSY ? "it was busy all the time, has no memory that can leave the "
+                                                        "GPU, or may "
+                                                        "not sleep (GPURECLAIM_SLEEP in docs/options.md)"
+                                                      : failure_text(rc));
                         status = EXIT_FAILURE;
                 }
         if (status == EXIT_SUCCESS && found == 0)

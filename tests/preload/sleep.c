@@ -310,8 +310,14 @@ static void mode_busy(void)
 /* It takes seconds to fall asleep (GRSIM_LATENCY): the one request for it is answered. */
 static void mode_slowly(void)
 {
+        char said[512];
+
         take_blocks();
-        gt_check(fall_asleep("sleep --timeout 0"), "sleep", "asked once");
+        if (!arguments[2])
+                gt_check(fall_asleep("sleep --timeout 0"), "sleep", "asked once");
+        else /* so slowly that the command does not wait for it */
+                gt_check(command("sleep --timeout 6s", said, sizeof(said)) == 1 && strstr(said, "asleep so far"),
+                         "sleep", "%s", said);
         look_at_blocks("after");
 }
 
