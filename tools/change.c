@@ -245,12 +245,13 @@ int command_sleep(const struct arguments *arguments)
                                 complain("sleep: process %u: it has begun, and is not done in time: %s asleep so far "
                                          "(gpureclaim status)",
                                          pid, gr_size_format(bytes, text, sizeof(text)));
+                        else if (rc == -EBUSY)
+                                complain("sleep: process %u: it was busy all the time, has no memory that can leave "
+                                         "the GPU, may not sleep (GPURECLAIM_SLEEP in docs/options.md), or the host "
+                                         "has no room (GPURECLAIM_SLEEP_HOST)",
+                                         pid);
                         else
-                                complain("sleep: process %u: %s", pid,
-                                         rc == -EBUSY ? "it was busy all the time, has no memory that can leave the "
-                                                        "GPU, or may "
-                                                        "not sleep (GPURECLAIM_SLEEP in docs/options.md)"
-                                                      : failure_text(rc));
+                                complain("sleep: process %u: %s", pid, failure_text(rc));
                         status = EXIT_FAILURE;
                 }
         if (status == EXIT_SUCCESS && found == 0)
