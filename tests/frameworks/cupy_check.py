@@ -3,17 +3,10 @@
 
 import zlib
 
-from gpu_use import skip
+from gpu_use import find_cupy
 
-try:
-    import cupy
-    import numpy
-except ImportError:
-    skip("no CuPy")
-try:
-    cupy.cuda.runtime.getDeviceCount()
-except cupy.cuda.runtime.CUDARuntimeError as error:
-    skip(f"CuPy sees no CUDA device: {error}")
+cupy = find_cupy()
+import numpy  # noqa: E402
 
 add_one = cupy.RawKernel(
     'extern "C" __global__ void add_one(int *p, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x;'

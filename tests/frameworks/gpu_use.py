@@ -104,3 +104,29 @@ def find_torch():
     if not torch.cuda.is_available():
         skip("PyTorch sees no CUDA device")
     return torch
+
+
+def find_jax():
+    """As find_torch, for JAX."""
+    try:
+        import jax
+    except ImportError:
+        skip("no JAX")
+    try:
+        jax.devices("gpu")
+    except RuntimeError as error:
+        skip(f"JAX sees no CUDA device: {error}")
+    return jax
+
+
+def find_cupy():
+    """As find_torch, for CuPy."""
+    try:
+        import cupy
+    except ImportError:
+        skip("no CuPy")
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        skip(f"CuPy sees no CUDA device: {error}")
+    return cupy

@@ -6,19 +6,12 @@ checksum. The platform allocator asks the driver for every buffer, the default o
 import os
 import zlib
 
-from gpu_use import skip
+from gpu_use import find_jax
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
-try:
-    import jax
-    import jax.numpy as jnp
-    import numpy
-except ImportError:
-    skip("no JAX")
-try:
-    jax.devices("gpu")
-except RuntimeError as error:
-    skip(f"JAX sees no CUDA device: {error}")
+jax = find_jax()
+import jax.numpy as jnp  # noqa: E402
+import numpy  # noqa: E402
 
 
 @jax.jit

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 
-from gpu_use import find_torch, skip
+from gpu_use import find_cupy, find_torch
 
 MIB, PAIRS, REPETITIONS = 1 << 20, 2000, 7
 
@@ -28,14 +28,7 @@ def torch_pairs():
 
 
 def cupy_pairs(no_cache):
-    try:
-        import cupy
-    except ImportError:
-        skip("no CuPy")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        skip(f"CuPy sees no CUDA device: {error}")
+    cupy = find_cupy()
     if no_cache:
         cupy.cuda.set_allocator(None)
 

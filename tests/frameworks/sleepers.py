@@ -33,7 +33,7 @@ import threading
 import time
 import zlib
 
-from gpu_use import Gpu, find_torch, skip
+from gpu_use import Gpu, find_cupy, find_jax, find_torch, skip
 
 MIB = 2**20
 SET_UP_S, WORK_S, SLEEP_S = 120, 30, 10
@@ -426,16 +426,10 @@ def nccl(size):
 def jax(size):
     """Integers, so that any way to multiply has the same result."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", ".06")
-    try:
-        import jax
-        import jax.numpy as jnp
-        import numpy
-    except ImportError:
-        skip("no JAX")
-    try:
-        jax.devices("gpu")
-    except RuntimeError as error:
-        skip(f"JAX sees no CUDA device: {error}")
+    jax = find_jax()
+    import jax.numpy as jnp
+    import numpy
+
     n = max(64, int((size / 2**31) ** 0.5 * 4096) // 64 * 64)
     first = (numpy.arange(n * n, dtype=numpy.float32) * 7 % 3).reshape(n, n)
     arrays = [jax.device_put(numpy.roll(first, i)) for i in range(24)]
@@ -453,15 +447,9 @@ def jax(size):
 
 def cupy(size):
     """Integers, and with cuBLAS a handle that has a workspace of its own."""
-    try:
-        import cupy
-        import numpy
-    except ImportError:
-        skip("no CuPy")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        skip(f"CuPy sees no CUDA device: {error}")
+    cupy = find_cupy()
+    import numpy
+
     n = max(64, int((size / 2**31) ** 0.5 * 4096) // 64 * 64)
     arrays = [cupy.roll(cupy.arange(n * n, dtype=cupy.float32) * 7 % 3, i).reshape(n, n) for i in range(24)]
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(4)]
