@@ -381,7 +381,8 @@ bool gr_context_wait_for_room(int device, struct gr_room_wait *wait)
                 return false;
         gr_lock_rank_assert_free_from(GR_RANK_PRIMARY); /* others may have to end a context meanwhile */
         if (!wait->device) {
-                *wait = (struct gr_room_wait){used, now_ns};
+                wait->device = used;
+                wait->begin_ns = now_ns;
                 if (gr_core.wait_for_neighbours)
                         gr_core.wait_for_neighbours(used, NEIGHBOURS_BYTES);
                 gr_log(GR_LOG_INFO, "device %d: waiting up to %.3f s for room for what the driver needs itself", device,

@@ -2,6 +2,7 @@
 #ifndef GR_HOOKS_CONTEXT_H
 #define GR_HOOKS_CONTEXT_H
 
+#include "base/no_cancel.h"
 #include "base/thread.h"
 #include "shim.h"
 
@@ -59,6 +60,7 @@ bool gr_context_note_failure(CUresult result, const char *call) __attribute__((c
 struct gr_room_wait {
         struct gr_device *device; /* NULL: it has not begun */
         uint64_t begin_ns;
+        int cancel_state; /* as it was before */
 };
 
 /*
@@ -70,10 +72,13 @@ struct gr_room_wait {
 bool gr_context_wait_for_room(int device, struct gr_room_wait *wait);
 void gr_context_end_wait(const struct gr_room_wait *wait, bool success);
 
-/* The result of call, which asks for room itself (GR_WITH_ROOM_NOW). It is repeated while the program may wait. */
+/*
+ * The result of call, which asks for room itself (GR_WITH_ROOM_NOW). It is repeated while the program may wait. A
+ * thread that is told to end does so afterwards, or others would see the process wait for good.
+ */
 #define GR_WAIT_FOR_ROOM(ordinal, call)                                                                                \
         ({                                                                                                             \
-                struct gr_room_wait wait_ = {0};                                                                       \
+                struct gr_room_wait wait_ = {.cancel_state = gr_cancel_disable()};                                     \
                 CUresult waited_;                                                                                      \
                                                                                                                        \
                 do                                                                                                     \
@@ -81,6 +86,7 @@ void gr_context_end_wait(const struct gr_room_wait *wait, bool success);
                 while (GR_IS_OUT_OF_MEMORY(waited_) && gr_context_wait_for_room(ordinal, &wait_));                     \
                 if (wait_.device)                                                                                      \
                         gr_context_end_wait(&wait_, waited_ == CUDA_SUCCESS);                                          \
+                gr_cancel_restore(&wait_.cancel_state);                                                                \
                 waited_;                                                                                               \
         })
 /* Where no lock is held. */

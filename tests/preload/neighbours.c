@@ -538,6 +538,28 @@ static void mode_containers(void)
                 fail("the last one left the file behind", 0);
 }
 
+/* A thread is told to end while its call waits for room: the others must not take the process for one that waits. */
+static void mode_wait_ends(void)
+{
+        struct gr_region region;
+        struct gr_member member;
+        struct worker one;
+        unsigned index = 0;
+
+        setenv("GRSIM_TRACE", "/dev/null", 1); /* each call of the driver writes a line, where a thread may end */
+        one = start(0);
+        if (ask(&one, 'a', 1).result != 0 || ask(&one, 'e', 1).result != 0)
+                fail("it cannot work", 0);
+        await_members(&region, 1);
+        while (gr_region_read(&region, index, &member) != 0)
+                if (++index == GR_REGION_SLOTS)
+                        fail("it is no member", 0);
+        if (member.figures[GR_FIGURE_waiting] != 0)
+                fail("it still waits, for MiB", (long long)(member.figures[GR_FIGURE_waiting] / MIB));
+        gr_region_close(&region);
+        end(&one, 0);
+}
+
 /* Nothing to share with: the worker works alone and says nothing. */
 static void mode_alone(void)
 {
@@ -581,6 +603,7 @@ int main(int argc, char **argv)
                 {"held-up", mode_held_up},
                 {"default-dir", mode_default_dir},
                 {"containers", mode_containers},
+                {"wait-ends", mode_wait_ends},
                 {"alone", mode_alone},
                 {"asleep", mode_asleep},
                 {"asleep-order", mode_asleep_order},

@@ -76,7 +76,8 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t *thread, con
 
 #define GIVE_PAUSE_NS 500000 /* of the library, while it waits for memory that it is to give */
 
-static _Atomic unsigned most_pauses; /* of one thread */
+static _Atomic unsigned most_pauses;     /* of one thread */
+static _Thread_local bool ends_in_pause; /* this thread is told to end when the library pauses */
 
 __attribute__((visibility("default"))) int nanosleep(const struct timespec *wanted, struct timespec *left)
 {
@@ -86,6 +87,8 @@ __attribute__((visibility("default"))) int nanosleep(const struct timespec *want
 
         if (!real)
                 *(void **)&real = dlsym(RTLD_NEXT, "nanosleep");
+        if (ends_in_pause)
+                pthread_cancel(pthread_self());
         if (wanted->tv_sec == 0 && wanted->tv_nsec == GIVE_PAUSE_NS && dladdr(__builtin_return_address(0), &caller) &&
             strstr(caller.dli_fname, "libgpureclaim") && ++pauses > atomic_load(&most_pauses))
                 atomic_store(&most_pauses, pauses);
@@ -131,6 +134,25 @@ static int worker_context(void)
         int result = (int)cuCtxCreate(&context, NULL, 0, 0);
 
         return result ? result : (int)cuCtxDestroy(context);
+}
+
+static void *context_until_pause(void *arg)
+{
+        ends_in_pause = true;
+        *(int *)arg = worker_context();
+        ends_in_pause = false;
+        return NULL;
+}
+
+/* Another context in a thread that is told to end while it waits for room. */
+static int worker_context_ends(void)
+{
+        int result = 0;
+        pthread_t thread;
+
+        if (pthread_create(&thread, NULL, context_until_pause, &result) || pthread_join(thread, NULL))
+                return -1;
+        return result;
 }
 
 static int worker_alloc(size_t mib)
@@ -321,7 +343,7 @@ static void obey(int in, int out)
                         reply.result = 0;
                         break;
                 case 'e':
-                        reply.result = worker_context();
+                        reply.result = order[1] ? worker_context_ends() : worker_context();
                         break;
                 case 'o':
                         reply.result = worker_open((int)order[1]);
