@@ -55,8 +55,8 @@ static __attribute__((noinline, cold)) bool launch_lacks_memory(CUresult result,
 }
 #define LAUNCH_LACKS_MEMORY(result) launch_lacks_memory(result, function, block_x *block_y *block_z, shared_bytes)
 #define LAUNCH_EX_LACKS_MEMORY(result)                                                                                 \
-        launch_lacks_memory(result, function, config->blockDimX * config->blockDimY * config->blockDimZ,               \
-                            config->sharedMemBytes)
+        (config && launch_lacks_memory(result, function, config->blockDimX * config->blockDimY * config->blockDimZ,    \
+                                       config->sharedMemBytes))
 
 /*
  * The rare case is a function of its own, so that the hook itself calls no function but the driver's.
