@@ -357,7 +357,9 @@ static int make_segment(struct gr_region *region, int fd, bool in_file)
                 return -EFBIG;
         if (in_file) {
                 /* All of it at once: where the file system is full later on, a process that reads it must not die. */
-                rc = posix_fallocate(fd, 0, GR_TICKET_OFFSET + sizeof(*map));
+                do
+                        rc = posix_fallocate(fd, 0, GR_TICKET_OFFSET + sizeof(*map));
+                while (rc == EINTR); /* tmpfs stops at a signal of the program */
                 if (rc)
                         return -rc;
                 map = map_file(fd);
