@@ -357,11 +357,15 @@ bool gr_context_make_room(int device, unsigned *tries)
 bool gr_context_note_failure(CUresult result, const char *call)
 {
         static _Atomic bool told;
-        struct gr_context *context =
-                gr_error_is_of_kernel((int)result) && !told && gr_shim_ready() ? gr_context_current() : NULL;
+        struct gr_context *context = NULL;
+        CUcontext handle;
         GR_KEEP_ERRNO;
         GR_NO_CANCEL;
 
+        /* The context is not looked up: the caller may hold the lock of another device's primary context. */
+        if (gr_error_is_of_kernel((int)result) && !told && gr_shim_ready() &&
+            gr_real.cuCtxGetCurrent(&handle) == CUDA_SUCCESS && handle)
+                context = gr_context_known(handle);
         if (context && !atomic_exchange(&told, true))
                 gr_kernel_report(context, (int)result, call);
         return false;

@@ -10,6 +10,7 @@
  *   contexts untold      on two devices, of which the driver does not tell the second one's size at first
  *   contexts keys        where no key for data of a thread is left: a thread that captures has none at its end
  *   contexts wait        for which the driver has no room at first; under the library alone
+ *   contexts told        on two devices, the third retain of a primary context tells of a kernel; under the library
  *   contexts limits      on two devices, with GPURECLAIM_HARD_LIMIT=0=64MiB,1=25% and 1 GiB each: what each may take
  */
 #include "contexts.h"
@@ -27,6 +28,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "gputest.h"
 
 #define MOST_RETAINED 4
 #define MANY_ENDS     500
@@ -630,6 +632,34 @@ static void come_and_go(void)
         contexts_captures();
 }
 
+static void *retain_other(void *green)
+{
+        CUcontext context;
+
+        GR_MUST(cuCtxSetCurrent(green));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0) != CUDA_ERROR_ILLEGAL_ADDRESS);
+        return NULL;
+}
+
+/*
+ * A call that makes a context tells of a kernel that failed (GRSIM_FAULT), in a thread whose own context, on another
+ * device, is not looked up yet. That no two primary contexts are locked at once is asserted in debug builds.
+ */
+static void told_by_other(void)
+{
+        struct gt_green green;
+        CUcontext context;
+        pthread_t thread;
+
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 1));
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(!gt_green_open(1, &green));
+        GR_MUST(cuCtxFromGreenCtx(&context, green.green));
+        GR_MUST(pthread_create(&thread, NULL, retain_other, context));
+        GR_MUST(pthread_join(thread, NULL));
+        gt_green_close(&green);
+}
+
 int main(int argc, char **argv)
 {
         static const struct {
@@ -646,6 +676,7 @@ int main(int argc, char **argv)
                 {"limits", limits},
                 {"graphics", contexts_of_graphics},
                 {"wait", contexts_that_wait},
+                {"told", told_by_other},
         };
         const char *mode = argc > 1 ? argv[1] : "";
 
