@@ -390,9 +390,3 @@ void gr_region_adjust(struct gr_region *region, int64_t bytes)
         if (own >= 0)
                 account_add(region, (unsigned)own, (uint64_t)bytes);
 }
-
-void gr_region_carry(struct gr_region *region, struct gr_region *old)
-{
-        assert(region != old);
-        gr_region_adjust(region, (int64_t)atomic_load(&old->reserved_bytes));
-}

@@ -125,6 +125,8 @@ struct gr_region {
         uint64_t claim;   /* number of the claim, as in the slot's account */
         /* The sum of what was reserved and adjusted through this view, also while the process had no slot. */
         _Atomic uint64_t reserved_bytes;
+        int64_t waiting_bytes; /* likewise, the sum of gr_region_waiting */
+        bool hides_waiting;    /* gr_region_let_first: the others do not see it */
         dev_t device;
         ino_t inode;
         int segment; /* shmid; -1: the memory is in the file */
@@ -136,7 +138,6 @@ struct gr_region {
         _Atomic uint64_t silent_owner[GR_REGION_SLOTS];
         _Atomic uint32_t silent_sequence[GR_REGION_SLOTS];
         uint64_t ahead[GR_REGION_SLOTS]; /* by slot: the owner that comes first (gr_region_let_first); 0: none */
-        uint64_t own_waiting_bytes;      /* what this process waited for then */
 };
 
 /* A checked copy of a slot: figures are below 2^62 or UINT64_MAX, the name is printable. */
@@ -243,7 +244,10 @@ int gr_region_reserve(struct gr_region *region, uint64_t bytes, uint64_t limit_b
 /* Changes the account, also beyond the limit. While the process is no member this is kept for gr_region_carry. */
 void gr_region_adjust(struct gr_region *region, int64_t bytes);
 
-/* Charges the new membership with all that was charged through the old one. No thread may use old meanwhile. */
+/*
+ * Charges the new membership with all that was charged through the old one, and publishes what is waited for. No thread
+ * may change either in old meanwhile.
+ */
 void gr_region_carry(struct gr_region *region, struct gr_region *old);
 
 /*
@@ -303,6 +307,7 @@ uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t q
 
 /*
  * Adds bytes to what this process publishes as waited for, when an allocation is short of them; -bytes takes them off.
+ * While the process is no member this is kept for gr_region_carry. By one thread at a time, as what follows.
  */
 void gr_region_waiting(struct gr_region *region, int64_t bytes);
 

@@ -299,21 +299,35 @@ static size_t ask_round(struct gr_region *region, enum ask ask, struct candidate
         return seen;
 }
 
-void gr_region_waiting(struct gr_region *region, int64_t bytes)
+/* Changes what the process's slot says. */
+static void publish_waiting(struct gr_region *region, int64_t bytes)
 {
         struct gr_slot *slot = slot_of_process(region);
         uint64_t before, after;
 
-        if (!slot)
+        if (!slot || atomic_load(&region->map->owners[slot - region->map->slots]) != region->token)
                 return;
         before = atomic_load(&slot->figures[GR_FIGURE_waiting]);
         do {
-                /*
-                 * A wait may begin in one slot and end in another, after the first was lost: the figure must not fall
-                 * below 0.
-                 */
+                /* A wait may begin without a region and end in one: the figure must not fall below 0. */
                 after = bytes < 0 && before < (uint64_t)-bytes ? 0 : before + (uint64_t)bytes;
         } while (!atomic_compare_exchange_weak(&slot->figures[GR_FIGURE_waiting], &before, after));
+}
+
+void gr_region_waiting(struct gr_region *region, int64_t bytes)
+{
+        region->waiting_bytes += bytes;
+        if (!region->hides_waiting)
+                publish_waiting(region, bytes);
+}
+
+void gr_region_carry(struct gr_region *region, struct gr_region *old)
+{
+        assert(region != old);
+        gr_region_adjust(region, (int64_t)atomic_load(&old->reserved_bytes));
+        region->hides_waiting = old->hides_waiting;
+        if (old->waiting_bytes > 0) /* a wait that began without a region may have ended in the old one */
+                gr_region_waiting(region, old->waiting_bytes);
 }
 
 static bool waits(struct gr_region *region, unsigned slot)
@@ -333,10 +347,8 @@ bool gr_region_waits_first(struct gr_region *region)
 
 void gr_region_let_first(struct gr_region *region)
 {
-        struct gr_slot *own = slot_of_process(region);
-
-        if (own)
-                region->own_waiting_bytes += atomic_exchange(&own->figures[GR_FIGURE_waiting], 0);
+        publish_waiting(region, -INT64_MAX);
+        region->hides_waiting = true;
         for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
                 region->ahead[i] = (int)i != atomic_load(&region->slot) && waits(region, i)
                                            ? atomic_load(&region->map->owners[i])
@@ -357,8 +369,9 @@ unsigned gr_region_is_let_first(struct gr_region *region)
 
 void gr_region_return(struct gr_region *region)
 {
-        gr_region_waiting(region, (int64_t)region->own_waiting_bytes);
-        region->own_waiting_bytes = 0;
+        if (region->hides_waiting && region->waiting_bytes > 0)
+                publish_waiting(region, region->waiting_bytes);
+        region->hides_waiting = false;
 }
 
 bool gr_region_awaited(struct gr_region *region)
@@ -400,12 +413,12 @@ uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t q
         if (!candidates)
                 return 0;
         gr_region_sweep_again(region);
-        gr_region_waiting(region, (int64_t)want_bytes);
+        publish_waiting(region, (int64_t)want_bytes);
         left.deadline_ns = region->ops->now_ns() + (quiet_ns > GR_REGION_ASK_NS ? quiet_ns : GR_REGION_ASK_NS);
         ask_in_turn(region, cached_only ? ASK_CACHED : ASK_ALL, candidates, want_bytes, &left, &given);
         if (given < want_bytes)
                 ask_in_turn(region, ASK_SLEEP, candidates, want_bytes, &left, &given);
-        gr_region_waiting(region, -(int64_t)want_bytes);
+        publish_waiting(region, -(int64_t)want_bytes);
         free(candidates);
         return given;
 }

@@ -38,7 +38,7 @@ struct member {
         uint64_t group_limit;
         char file[GR_REGION_FILE_BYTES]; /* empty until the device is known */
         _Atomic bool tried, running, stop;
-        struct gr_lock account_lock; /* rank GR_RANK_REGION; held by each charge, and while region changes */
+        struct gr_lock account_lock; /* rank GR_RANK_REGION; held by each charge and wait, and while region changes */
         uint64_t alone_bytes;        /* charged while there was no region; guarded by account_lock */
         /* NULL: the process works alone. A former region is never freed: another thread may still read it. */
         struct gr_region *_Atomic region;
@@ -590,17 +590,22 @@ uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64
 
 void gr_neighbour_wait(struct gr_device *device, int64_t bytes)
 {
+        struct member *member = &members[device->ordinal];
         struct gr_region *region;
 
         assert(device->ordinal >= 0 && device->ordinal < GR_DEVICES_MAX);
         assert(bytes > 0 || (bytes < 0 && waiting > 0)); /* calls come in pairs */
-        region = atomic_load(&members[device->ordinal].region);
         if (bytes > 0)
                 waiting++;
         else
                 waiting--;
+        if (!atomic_load(&member->region))
+                return;
+        gr_lock(&member->account_lock);
+        region = charged_region(member);
         if (region)
                 gr_region_waiting(region, bytes);
+        gr_unlock(&member->account_lock);
 }
 
 bool gr_neighbour_may_give(struct gr_device *device, uint64_t bytes)
@@ -612,15 +617,22 @@ bool gr_neighbour_may_give(struct gr_device *device, uint64_t bytes)
 
 unsigned gr_neighbour_let_first(struct gr_device *device, enum gr_let_first what)
 {
-        struct gr_region *region = atomic_load(&members[device->ordinal].region);
+        struct member *member = &members[device->ordinal];
+        struct gr_region *region;
+        unsigned count = 0;
 
-        if (!region)
+        if (!atomic_load(&member->region))
                 return 0;
-        if (what == GR_LET_FIRST_BEGIN)
+        gr_lock(&member->account_lock);
+        region = charged_region(member);
+        if (region && what == GR_LET_FIRST_BEGIN)
                 gr_region_let_first(region);
-        else if (what == GR_LET_FIRST_END)
+        else if (region && what == GR_LET_FIRST_END)
                 gr_region_return(region);
-        return gr_region_is_let_first(region);
+        if (region)
+                count = gr_region_is_let_first(region);
+        gr_unlock(&member->account_lock);
+        return count;
 }
 
 void gr_neighbour_leave(void)

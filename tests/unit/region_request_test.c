@@ -522,6 +522,12 @@ static void test_let_first(void)
         GR_CHECK(!gr_region_is_let_first(one));
         one->map->owners[three->slot]--;
         GR_CHECK(!gr_region_is_let_first(one));
+        gr_region_return(one);
+        GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], 1);
+        gr_region_let_first(one);
+        gr_region_waiting(one, -1); /* a wait that ends meanwhile */
+        gr_region_return(one);
+        GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], 0);
         drop_three(one, two, three);
 }
 

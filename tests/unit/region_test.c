@@ -259,24 +259,33 @@ static void test_lost_slot(void)
                         taker->map->owners[i] = 0;
         GR_CHECK_EQ(gr_region_sum(taker, false), 0);
 
-        /* What is charged or given back meanwhile goes to the next membership, with what was charged before. */
+        /*
+         * What is charged or given back meanwhile goes to the next membership, with what was charged before; likewise
+         * what it waits for.
+         */
         gr_region_adjust(loser, 512 * (int64_t)MIB);
         gr_region_adjust(loser, -256 * (int64_t)MIB);
         GR_CHECK_EQ(gr_region_sum(taker, false), 0);
+        gr_region_waiting(loser, 3);
+        gr_region_waiting(loser, -1);
+        GR_CHECK_EQ(taker->map->slots[taker->slot].figures[GR_FIGURE_waiting], 0);
         again = join_as(1, "lost");
         gr_region_carry(again, loser);
         GR_CHECK_EQ(gr_region_sum(taker, true), GIB + 256 * MIB);
+        GR_CHECK_EQ(again->map->slots[again->slot].figures[GR_FIGURE_waiting], 2);
         gr_region_close(loser);
         free(loser);
 
         /* A view that is late, of the same process. */
         loser = again;
+        gr_region_let_first(loser); /* from then on nobody sees that it waits */
         again->map->owners[again->slot] = 0;
         again = join_as(1, "lost");
         GR_CHECK_EQ(again->slot, loser->slot);
         gr_region_adjust(loser, GIB);
         GR_CHECK_EQ(gr_region_sum(taker, true), 0);
         gr_region_carry(again, loser);
+        GR_CHECK_EQ(again->map->slots[again->slot].figures[GR_FIGURE_waiting], 0);
         GR_CHECK_EQ(gr_region_sum(taker, true), 2 * GIB + 256 * MIB);
         gr_region_adjust(again, -(int64_t)(2 * GIB + 256 * MIB));
         GR_CHECK_EQ(gr_region_sum(taker, false), 0);
