@@ -2,12 +2,15 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/json.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "command.h"
 #include "gpus.h"
+
+#define WATCH_US 1000000
 
 static void print_member(const struct gpu *gpu, const struct gr_member *member)
 {
@@ -149,7 +152,7 @@ static void print_text(const struct gpu *gpus, size_t count, size_t other)
         }
 }
 
-int command_status(const struct arguments *arguments)
+static int print_status(bool json)
 {
         struct gpu *gpus;
         size_t count, other;
@@ -161,6 +164,27 @@ int command_status(const struct arguments *arguments)
         }
         for (size_t i = 0; i < count; i++)
                 gpu_read(&gpus[i], true);
-        (flag_value(arguments, "json") ? print_json : print_text)(gpus, count, other);
+        (json ? print_json : print_text)(gpus, count, other);
+        gpus_close(gpus, count);
         return EXIT_SUCCESS;
+}
+
+int command_status(const struct arguments *arguments)
+{
+        const char *terminal = getenv("TERM");
+        bool clears = isatty(STDOUT_FILENO) && terminal && strcmp(terminal, "dumb") != 0;
+
+        if (!flag_value(arguments, "watch"))
+                return print_status(flag_value(arguments, "json"));
+        for (;;) { /* until a signal ends it, or nobody reads any more */
+                if (clears)
+                        fputs("\033[H\033[2J", stdout);
+                if (print_status(flag_value(arguments, "json")) != EXIT_SUCCESS)
+                        return EXIT_FAILURE;
+                if (!clears)
+                        putchar('\n');
+                if (fflush(stdout) != 0)
+                        return EXIT_FAILURE;
+                usleep(WATCH_US);
+        }
 }

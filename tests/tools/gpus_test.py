@@ -238,6 +238,23 @@ def containers(scene):
     inside.end()
 
 
+def watch(scene):
+    """status --watch prints again and again, without control characters where no terminal is."""
+    process = scene.start()
+    process.ask("alloc", 0, 100)
+    shown = subprocess.Popen([scene.command, "status", "--watch"], env=scene.environment, stdout=subprocess.PIPE,
+                             text=True)
+    lines = iter(shown.stdout.readline, "")
+    first = next(line for line in lines if "MiB live" in line)
+    scene.check("100.000 MiB live" in first, f"watched: {first}")
+    process.ask("free")
+    then = next((line for line in lines if "MiB cached" in line), "")
+    scene.check("100.000 MiB cached" in then and "\x1b" not in then, f"watched on: {then}")
+    shown.kill()
+    shown.wait()
+    process.end()
+
+
 def files(scene):
     """Files that are no regions of this version are counted, not touched; those whose processes died are nothing."""
     process = scene.start()
@@ -262,7 +279,8 @@ def files(scene):
 
 
 failed = 0
-for test, devices in ((orders, 2), (what_is_not_ours, 1), (groups, 1), (which_gpu, 1), (containers, 1), (files, 1)):
+for test, devices in ((orders, 2), (what_is_not_ours, 1), (groups, 1), (which_gpu, 1), (containers, 1), (watch, 1),
+                      (files, 1)):
     with Scene(command, sim, shim, devices) as scene:
         os.mkdir(os.path.join(scene.folder, "lib"))
         shutil.copy(fake, os.path.join(scene.folder, "lib", "libnvidia-ml.so.1"))
