@@ -7,15 +7,16 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/ladder_rungs.h"
 #include "base/options.h"
 #include "base/size.h"
 #include "command.h"
 #include "gpus.h"
 
-#define REFRESH_MS    1000
-#define REFRESH_MOST  3600000
+#define REFRESH_MS    1000 /* between two looks; --interval takes REFRESH_LEAST to REFRESH_MOST */
 #define REFRESH_LEAST 100
+#define REFRESH_MOST  3600000
 #define ONCE_COLUMNS  160 /* of --once */
 #define TEXT_BYTES    512 /* of a line */
 #define BAR_WIDTH     20
@@ -149,7 +150,7 @@ static bool is_wanted(const struct gr_member *member)
                strcasestr(read_command(member, command, sizeof(command)), view.filter);
 }
 
-/* What the GPU was used in the past, by the look; NULL: there is no room for it. */
+/* How much of the GPU was used at each look; NULL: there are too many GPUs. */
 static struct history *history_of(const struct gpu *gpu)
 {
         for (size_t i = 0; i < HISTORIES; i++) {
@@ -168,15 +169,13 @@ static void note_use(const struct gpu *gpu)
         static const char levels[] = "_.:-=+*#";
         struct history *history = history_of(gpu);
         size_t length = history ? strlen(history->levels) : 0;
-        uint64_t step = gpu->total_bytes / (sizeof(levels) - 2);
+        uint64_t level = gpu->used_bytes / (gpu->total_bytes / (sizeof(levels) - 1) + 1);
 
         if (!history)
                 return;
         if (length == HISTORY)
                 memmove(history->levels, history->levels + 1, length--);
-        history->levels[length] = levels[step > 0 && gpu->used_bytes < gpu->total_bytes ? gpu->used_bytes / step
-                                         : step > 0                                     ? sizeof(levels) - 2
-                                                                                        : 0];
+        history->levels[length] = levels[gr_min(level, sizeof(levels) - 2)];
         history->levels[length + 1] = '\0';
 }
 
@@ -317,6 +316,7 @@ static void colour_bar(int line, int column, const char *text)
 
 static void draw_screen(void)
 {
+        static const char label[] = "  use over time ";
         char text[TEXT_BYTES];
         size_t first = 0, room;
         int line = 0;
@@ -325,14 +325,14 @@ static void draw_screen(void)
         view.columns = COLS;
         for (size_t i = 0; i < view.gpu_count; i++) {
                 const struct history *history = is_first_of_gpu(i) ? history_of(&view.gpus[i]) : NULL;
-                size_t shown = COLS > 24 ? (size_t)COLS - 12 : 0, known = history ? strlen(history->levels) : 0;
+                size_t known = history ? strlen(history->levels) : 0,
+                       shown = COLS > (int)sizeof(label) ? (size_t)COLS - sizeof(label) : 1;
 
                 gpu_text(&view.gpus[i], text);
                 draw_line(line, A_NORMAL, "%s", text);
                 colour_bar(line++, 0, text);
                 if (known > 1 && LINES >= 12 + 2 * (int)view.gpu_count) /* the newest at the right */
-                        draw_line(line++, A_DIM, "  use over time %s",
-                                  history->levels + (known > shown - 6 ? known - shown + 6 : 0));
+                        draw_line(line++, A_DIM, "%s%s", label, history->levels + (known > shown ? known - shown : 0));
         }
         line++;
         head_text(text);

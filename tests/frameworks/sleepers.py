@@ -661,7 +661,7 @@ class Field:
             self.native["GRSIM_SHARED"] = os.path.join(self._folder.name, "gpu")  # of the simulated device
         self.native["GPURECLAIM_REGION_DIR"] = os.path.join(self._folder.name, "region")
         os.mkdir(self.native["GPURECLAIM_REGION_DIR"], 0o700)
-        self.preloaded = {**self.native, "LD_PRELOAD": options.library, "GPURECLAIM_SLEEP": "demand",
+        self.preloaded = {**self.native, "LD_PRELOAD": options.shim, "GPURECLAIM_SLEEP": "demand",
                           "GPURECLAIM_SLEEP_HOST": "80%"}
 
     def command(self, *words):
@@ -808,7 +808,7 @@ def cycles(options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--command")
-    parser.add_argument("--library")
+    parser.add_argument("--library", dest="shim")
     parser.add_argument("--size", type=int, help="MiB of each program, default: 3072; of cycles 1024")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
@@ -834,7 +834,7 @@ def main():
         else:
             run_program(options.run, options.size * MIB)
         return 0
-    if not options.command or not options.library:
+    if not options.command or not options.shim:
         parser.error("needs --command and --library")
     try:
         return (cycles if mode == "cycles" else table)(options)

@@ -482,21 +482,6 @@ static void mode_held_up(void)
         end(&three, 0);
 }
 
-/* Where no folder is named processes find each other all the same: the limit is one for both. */
-static void mode_default_dir(void)
-{
-        struct worker one = start(0), two = start(0);
-
-        if (ask(&one, 'a', 300).result != 0)
-                fail("the first cannot work", 0);
-        if (ask(&two, 'a', 300).result != CUDA_ERROR_OUT_OF_MEMORY)
-                fail("two have more than their limit together", 0);
-        if (ask(&two, 'a', 200).result != 0)
-                fail("what the limit leaves is refused", 0);
-        end(&one, 0);
-        end(&two, 0);
-}
-
 /* Processes in two containers that share the folder only, and one in none: they have one limit, and help each other. */
 static void mode_containers(void)
 {

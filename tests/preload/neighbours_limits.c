@@ -256,19 +256,31 @@ void mode_charges(void)
         end(&worker, 0);
 }
 
-/* What needs no context counts for the group as well, from the first byte. */
-void mode_created(void)
+/* Two processes, of which one takes memory after the other in this way: the limit is one for both. */
+static void take_in_turn(char how)
 {
         struct worker one = start(0), two = start(0);
 
-        if (ask(&one, 'm', 300).result != 0)
+        if (ask(&one, how, 300).result != 0)
                 fail("the first cannot work", 0);
-        if (ask(&two, 'm', 300).result != CUDA_ERROR_OUT_OF_MEMORY)
+        if (ask(&two, how, 300).result != CUDA_ERROR_OUT_OF_MEMORY)
                 fail("two have more than their limit together", 0);
-        if (ask(&two, 'm', 200).result != 0)
+        if (ask(&two, how, 200).result != 0)
                 fail("what the limit leaves is refused", 0);
         end(&one, 0);
         end(&two, 0);
+}
+
+/* What needs no context counts for the group as well, from the first byte. */
+void mode_created(void)
+{
+        take_in_turn('m');
+}
+
+/* Where no folder is named processes find each other all the same. */
+void mode_default_dir(void)
+{
+        take_in_turn('a');
 }
 
 /* Processes that begin at once, where there is no region yet or the last one's members were killed. */

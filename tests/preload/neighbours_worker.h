@@ -68,6 +68,7 @@ void mode_orders(void);
 void mode_late_files(void);
 void mode_charges(void);
 void mode_created(void);
+void mode_default_dir(void);
 void mode_at_once(void);
 void mode_asleep(void);
 void mode_asleep_order(void);

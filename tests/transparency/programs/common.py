@@ -1,8 +1,14 @@
 """For every script here: skipping, and a checksum that does not hide a single changed bit."""
 
 import os
+import pathlib
+import sys
 import warnings
 import zlib
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "frameworks"))
+
+from gpu_use import find_cupy, find_jax, find_torch, skip  # noqa: E402, F401
 
 # cuBLAS and PyTorch choose the same kernels on every run.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -10,11 +16,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # What packages say about each other's versions is not the GPU's doing.
 warnings.filterwarnings("ignore")
-
-
-def skip(why):
-    print("skipped:", why)
-    raise SystemExit(77)
 
 
 def bits(*arrays):
@@ -41,30 +42,13 @@ def check(what, good):
 
 def torch_with_gpu():
     """The module, set up to repeat itself exactly; skips the script without a GPU."""
-    try:
-        import torch
-    except ImportError:
-        skip("no PyTorch")
-    if not torch.cuda.is_available():
-        skip("PyTorch sees no GPU")
+    torch = find_torch()
     torch.manual_seed(7)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     return torch
-
-
-def cupy_with_gpu():
-    try:
-        import cupy
-    except ImportError:
-        skip("no CuPy")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        skip(f"CuPy sees no GPU: {error}")
-    return cupy
 
 
 def numba_with_gpu():

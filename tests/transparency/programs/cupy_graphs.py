@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """CuPy: graphs captured from a stream and replayed, raw kernels and modules, textures, FFT and linear algebra."""
 
-from common import bits, check, cupy_with_gpu
+from common import bits, check, find_cupy
 
-cupy = cupy_with_gpu()
+cupy = find_cupy()
 import numpy
 
 code = """

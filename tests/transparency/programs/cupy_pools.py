@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """CuPy's memory pools: the default one, its figures and its limit; the asynchronous, managed and pinned pools; none."""
 
-from common import bits, check, cupy_with_gpu
+from common import bits, check, find_cupy
 
-cupy = cupy_with_gpu()
+cupy = find_cupy()
 import numpy
 
 

@@ -3,11 +3,11 @@
 
 import os
 
-from common import bits, check, cupy_with_gpu, numba_with_gpu, torch_with_gpu
+from common import bits, check, find_cupy, numba_with_gpu, torch_with_gpu
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 torch = torch_with_gpu()
-cupy = cupy_with_gpu()
+cupy = find_cupy()
 cuda = numba_with_gpu()
 try:
     import jax

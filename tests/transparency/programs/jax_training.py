@@ -3,20 +3,13 @@
 
 import os
 
-from common import bits, check, skip
+from common import bits, check, find_jax
 
 flags = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-try:
-    import jax
-    import jax.numpy as jnp
-    import numpy
-except ImportError:
-    skip("no JAX")
-try:
-    jax.devices("gpu")
-except RuntimeError as error:
-    skip(f"JAX sees no GPU: {error}")
+jax = find_jax()
+import jax.numpy as jnp  # noqa: E402
+import numpy  # noqa: E402
 
 jax.config.update("jax_default_matmul_precision", "highest")
 random = numpy.random.default_rng(17)
