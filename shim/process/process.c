@@ -8,10 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/arith.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/no_cancel.h"
 #include "device/device.h"
@@ -40,11 +42,14 @@
 #define BACKGROUND_LOOK_NS   UINT64_C(400000000)   /* longest sleep, as a process left alone ends only after it */
 #define BACKGROUND_RETRY_NS  UINT64_C(100000000)   /* pause after a thread could not be made */
 #define BACKGROUND_STOP_NS   UINT64_C(200000000)   /* longest wait of the exit for the library's threads */
+#define STATS_NS             UINT64_C(1000000000)  /* between two looks whether the file of statistics is current */
 
 static struct gr_parts parts; /* gr_core's */
 
 static _Atomic bool in_use;
-static pid_t owner; /* the process that set up the core; a child after fork writes no reports for it */
+static pid_t owner;               /* the process that set up the core; a child after fork writes no reports for it */
+static struct gr_path stats_path; /* of GPURECLAIM_STATS_FILE; "": none is wanted, or its name is too long */
+static _Atomic bool keeps_stats;  /* the file is kept current; set after the path */
 
 /* The background thread returns what the cache holds beyond its limits, so that no thread of the program has to. */
 static struct gr_lock background_lock = GR_LOCK_INIT(GR_RANK_BACKGROUND);
@@ -54,6 +59,71 @@ static struct {
 } background GR_GUARDED_BY(background_lock);
 static _Atomic bool background_wanted;
 static _Atomic uint64_t background_retry_ns; /* when to try again, where the thread could not be made; else 0 */
+
+/* The statistics as JSON, to be freed. NULL: there is no room. */
+static char *stats_text(size_t *ret_length)
+{
+        char *text = NULL;
+        FILE *file = open_memstream(&text, ret_length);
+
+        if (!file)
+                return NULL;
+        gr_stats_json(&gr_core, GR_VERSION, gr_sink_file, file);
+        if (fclose(file) == 0)
+                return text;
+        free(text);
+        return NULL;
+}
+
+/*
+ * Writes the file of statistics beside its name and then gives it the name, so that a reader finds a whole one at any
+ * time, and what a process that is killed leaves is whole, too. By one write, as the program may close all descriptors
+ * meanwhile. 0 or -errno; -EEXIST: what has the name is not to be replaced, such as a link or a file of another user.
+ */
+static int replace_stats(const char *text, size_t length)
+{
+        const char *path = stats_path.text;
+        char beside[GR_PATH_BYTES + 32];
+        struct stat old;
+        bool exists = lstat(path, &old) == 0;
+        int fd, rc;
+
+        if (exists && (!S_ISREG(old.st_mode) || old.st_uid != geteuid() || old.st_nlink > 1))
+                return -EEXIST;
+        snprintf(beside, sizeof(beside), "%s.%d.new", path, (int)getpid());
+        unlink(beside); /* of a process that was killed */
+        fd = gr_message_begin(open(beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+        if (fd < 0)
+                return -errno;
+        rc = gr_log_write(fd, text, length, GR_WRITE_WAIT_MS);
+        if (!rc && ((exists && fchmod(fd, old.st_mode & 0777) != 0) || rename(beside, path) != 0))
+                rc = -errno;
+        if (rc)
+                unlink(beside);
+        gr_message_end(fd);
+        return rc;
+}
+
+/*
+ * Brings the file of statistics up to date, for the case that the process is killed, and does not ask the driver for
+ * that. A file that cannot be written is told of at exit. Called by one thread.
+ */
+static void keep_stats(void)
+{
+        static char *written;
+        static size_t written_length;
+        size_t length;
+        char *text = stats_text(&length);
+
+        if (text && (!written || length != written_length || memcmp(text, written, length) != 0) &&
+            replace_stats(text, length) == 0) {
+                free(written);
+                written = text;
+                written_length = length;
+        } else {
+                free(text);
+        }
+}
 
 /* Up to an eighth of a step of decay, at random, so that processes that began together do not wake together. */
 static uint64_t decay_jitter_ns(void)
@@ -66,13 +136,21 @@ static uint64_t decay_jitter_ns(void)
         return gr_decay_step_ns(&gr_core) / 8 * (state >> 48) >> 16;
 }
 
+/* Shortens a sleep, of which 0 is one without end, so that it ends at this time; 0: at none. */
+static void end_sleep_at(uint64_t *sleep_ns, uint64_t at_ns, uint64_t now_ns)
+{
+        if (at_ns && (!*sleep_ns || at_ns < now_ns + *sleep_ns))
+                *sleep_ns = at_ns > now_ns ? at_ns - now_ns : 1;
+}
+
 /*
- * The background thread. Ends where nothing is cached beyond a limit and nothing decays; wake_background starts it
- * again.
+ * The background thread. Ends where nothing is cached beyond a limit, nothing decays, and no statistics are kept;
+ * wake_background starts it again.
  */
 static void *background_main(void *arg)
 {
         uint64_t decay_ns = 0, pause_ns = 0; /* time of the next decay; pause before the next look at fences; 0: none */
+        uint64_t stats_ns = 1;               /* time of the next statistics, if they are kept */
 
         (void)arg;
         gr_operations_relax_captures();
@@ -82,8 +160,8 @@ static void *background_main(void *arg)
                 uint64_t now_ns = gr_driver.now_ns(), sleep_ns = pause_ns;
                 struct timespec until;
 
-                if (decay_ns && (!sleep_ns || decay_ns < now_ns + sleep_ns))
-                        sleep_ns = decay_ns > now_ns ? decay_ns - now_ns : 1;
+                end_sleep_at(&sleep_ns, decay_ns, now_ns);
+                end_sleep_at(&sleep_ns, atomic_load(&keeps_stats) ? stats_ns : 0, now_ns);
                 if (sleep_ns > BACKGROUND_LOOK_NS)
                         sleep_ns = BACKGROUND_LOOK_NS;
                 if (!wanted && sleep_ns) {
@@ -115,6 +193,10 @@ static void *background_main(void *arg)
                         decay_ns = gr_decay_run(&gr_core, now_ns);
                         if (decay_ns)
                                 decay_ns += decay_jitter_ns();
+                }
+                if (gr_shim_ready() && atomic_load(&keeps_stats) && now_ns >= stats_ns) {
+                        keep_stats();
+                        stats_ns = now_ns + STATS_NS;
                 }
                 gr_lock(&background_lock);
         }
@@ -256,26 +338,34 @@ static int open_report(const char *path)
 static void write_stats(void)
 {
         struct report report = {.fd = STDERR_FILENO};
-        char path[GR_PATH_BYTES];
+        size_t length;
+        char *text;
+        int rc;
 
         gr_context_each(&gr_core, -1, refresh_for_report, NULL);
         if (gr_options.stats) {
                 char line[64];
-                int length = snprintf(line, sizeof(line), "gpureclaim: summary of process %d\n", (int)getpid());
 
-                write_part(line, (size_t)length, &report);
+                length = (size_t)snprintf(line, sizeof(line), "gpureclaim: summary of process %d\n", (int)getpid());
+                write_part(line, length, &report);
                 gr_stats_text(&gr_core, write_part, &report);
         }
-        if (!gr_options.stats_file.text[0] ||
-            gr_options_expand_path(gr_options.stats_file.text, getpid(), path, sizeof(path)) != 0)
+        if (!stats_path.text[0])
                 return;
-        report.fd = open_report(path);
+        text = stats_text(&length);
+        rc = text ? replace_stats(text, length) : -ENOMEM;
+        free(text);
+        if (rc == 0)
+                return;
+        /* No file can be made beside it, or it is none: a device, say, or a link. */
+        report.fd = open_report(stats_path.text);
         if (report.fd < 0)
                 return;
         report.error = 0;
         gr_stats_json(&gr_core, GR_VERSION, write_part, &report);
         if (report.error)
-                gr_log(GR_LOG_WARN, "GPURECLAIM_STATS_FILE: writing %s failed: %s", path, strerror(-report.error));
+                gr_log(GR_LOG_WARN, "GPURECLAIM_STATS_FILE: writing %s failed: %s", stats_path.text,
+                       strerror(-report.error));
         close(report.fd);
 }
 
@@ -308,7 +398,14 @@ static void note_use(void)
         if (!atomic_exchange(&in_use, true)) {
                 owner = getpid();
                 gr_note_init();
+                if (gr_options_expand_path(gr_options.stats_file.text, owner, stats_path.text,
+                                           sizeof(stats_path.text)) == 0)
+                        gr_environment_make_absolute(&stats_path);
                 atexit(at_exit);
+                /* Under a name that is not absolute there would be one in each folder that the program goes to. */
+                atomic_store(&keeps_stats, stats_path.text[0] == '/');
+                if (atomic_load(&keeps_stats))
+                        wake_background(&gr_core);
         }
 }
 

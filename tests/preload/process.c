@@ -245,6 +245,7 @@ static int moved(void)
         GR_MUST(chdir("elsewhere"));
         open_device();
         work();
+        GR_MUST(chdir(".."));
         printf("worked\n");
         return 0;
 }
@@ -550,6 +551,26 @@ static int by_signal(void)
         return 0;
 }
 
+/* Works and then waits to be killed; the output is as that of plain. */
+__attribute__((noreturn)) static int waits(void)
+{
+        plain();
+        fflush(stdout);
+        for (;;)
+                pause();
+}
+
+/* The same, and never stops to work. */
+__attribute__((noreturn)) static int works(void)
+{
+        plain();
+        fflush(stdout);
+        for (;;) {
+                GR_MUST(cuMemFree(block()));
+                usleep(1000);
+        }
+}
+
 static CUdeviceptr kept_until_exit;
 
 static void free_at_exit(void)
@@ -606,6 +627,8 @@ int main(int argc, char **argv)
                 {"_exit", end_at_once},
                 {"abort", by_abort},
                 {"sigterm", by_signal},
+                {"waits", waits},
+                {"works", works},
                 {"free-late", free_late},
         };
 

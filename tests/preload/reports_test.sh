@@ -106,6 +106,57 @@ device = json.load(open(sys.argv[1]))["devices"][0]
 sys.exit(device["device_free_bytes"] + device["reserved_bytes"] != device["device_total_bytes"])
 PY
 
+# However a process ends, the figures of its last second but one are in the file, all of them.
+for signal in KILL TERM INT; do
+        rm -f "$folder"/killed*
+        env --default-signal "GPURECLAIM_STATS_FILE=$folder/killed" "LD_PRELOAD=$GR_TEST_SHIM" "$program" waits \
+                >"$folder/out" 2>"$folder/err" &
+        for ((i = 0; i < 1000; i++)); do
+                grep -q '"frees":40,.*"pinned_allocs":1,' "$folder/killed" 2>/dev/null && break
+                sleep 0.01
+        done
+        kill -$signal $!
+        wait $! 2>/dev/null
+        status=$?
+        [ $((status - 128)) -eq "$(kill -l $signal)" ] || fail "ended by $signal: exit status $status"
+        [ "$(ls "$folder"/killed*)" = "$folder/killed" ] &&
+                python3 -c 'import json, sys; sys.exit(json.load(open(sys.argv[1]))["frees"] != 40)' "$folder/killed" ||
+                fail "ended by $signal: $(ls "$folder"/killed*) $(cat "$folder/killed")"
+done
+
+# One who reads the file while the program works has a whole one, and the next one later; its rights stay.
+(umask 077 && echo old >"$folder/works")
+env "GPURECLAIM_STATS_FILE=$folder/works" "LD_PRELOAD=$GR_TEST_SHIM" "$program" works >"$folder/out" 2>"$folder/err" &
+python3 - "$folder/works" <<'PY' || fail "a file that is read: $(ls -l "$folder"/works*)"
+import json, os, sys, time
+
+frees, until = [], time.monotonic() + 30
+while len(set(frees)) < 3 and time.monotonic() < until:
+    with open(sys.argv[1]) as file:
+        while os.stat(sys.argv[1]).st_ino == os.fstat(file.fileno()).st_ino and time.monotonic() < until:
+            time.sleep(0.01)
+        text = file.read()
+    frees += [json.loads(text)["frees"]] if text != "old\n" else []
+sys.exit(len(set(frees)) < 3 or frees != sorted(frees) or os.stat(sys.argv[1]).st_mode & 0o777 != 0o600)
+PY
+kill $! && wait $! 2>/dev/null
+
+# A file that has another name besides, and the one to which a link leads, stay where they are.
+echo old >"$folder/file" && ln -sf "$folder/file" "$folder/link" && ln -f "$folder/file" "$folder/twin"
+for name in link twin; do
+        run plain "GPURECLAIM_STATS_FILE=$folder/$name" 2>"$folder/err"
+        worked "statistics through a $name"
+        [ -L "$folder/link" ] && grep -q '"frees":' "$folder/file" && echo old >"$folder/file" ||
+                fail "statistics through a $name: $(ls -l "$folder")"
+done
+
+# The file is in the folder where the program began to use CUDA, wherever it goes later.
+cd "$folder/begin" || exit 2
+run moved GPURECLAIM_STATS_FILE=stats 2>"$folder/err"
+cd - >/dev/null || exit 2
+worked "statistics of a program that goes elsewhere"
+[ -s "$folder/begin/elsewhere/stats" ] && [ ! -e "$folder/begin/stats" ] || fail "the statistics went with the program"
+
 # How much pinned memory is kept, of one block that is freed twenty times, and how often the driver was asked for one
 # that could have been.
 while read -r setting cached allocs; do
