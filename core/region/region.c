@@ -46,19 +46,39 @@ static bool own_namespace(const struct gr_region *region, uint64_t token)
         return ((token ^ region->token) >> PID_BITS & NAMESPACE_MASK) == 0;
 }
 
-int gr_region_open(struct gr_region *region, const struct gr_region_ops *ops, const struct gr_identity *self,
-                   const char *dir, const char *file, bool create)
+static void set_up_view(struct gr_region *region, const struct gr_region_ops *ops, const struct gr_identity *self,
+                        uid_t user)
 {
         memset(region, 0, sizeof(*region));
         region->ops = ops;
         region->self = *self;
         region->token = token_of(self);
         region->slot = -1;
+        region->user = user;
+}
+
+static int attach(struct gr_region *region, const char *dir, const char *file, bool create)
+{
         if (strlen(dir) >= sizeof(region->dir) || strlen(file) >= sizeof(region->file) || strchr(file, '/'))
                 return -ENAMETOOLONG;
         strcpy(region->dir, dir);
         strcpy(region->file, file);
         return gr_region_file_attach(region, create);
+}
+
+int gr_region_open_of(struct gr_region *region, const struct gr_region_ops *ops, const struct gr_identity *self,
+                      uid_t user, const char *dir, const char *file, bool as_copy)
+{
+        set_up_view(region, ops, self, user);
+        region->is_copy = as_copy;
+        return attach(region, dir, file, false);
+}
+
+int gr_region_open(struct gr_region *region, const struct gr_region_ops *ops, const struct gr_identity *self,
+                   const char *dir, const char *file, bool create)
+{
+        set_up_view(region, ops, self, geteuid());
+        return attach(region, dir, file, create);
 }
 
 void gr_region_close(struct gr_region *region)
@@ -87,6 +107,13 @@ static bool owner_gone(struct gr_region *region, unsigned slot, uint64_t owner)
         now = region->ops->now_ns();
         /* The slot may hold anything: a heartbeat far in the future counts as old. */
         return beat != 0 && (now > beat ? now - beat : beat - now) > FOREIGN_DEAD_NS;
+}
+
+bool gr_region_is_gone(struct gr_region *region, unsigned slot)
+{
+        uint64_t owner = slot < GR_REGION_SLOTS ? atomic_load(&region->map->owners[slot]) : 0;
+
+        return owner != 0 && owner_gone(region, slot, owner);
 }
 
 static bool sweep_slot(struct gr_region *region, unsigned slot)

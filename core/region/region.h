@@ -130,6 +130,8 @@ struct gr_region {
         dev_t device;
         ino_t inode;
         int segment; /* shmid; -1: the memory is in the file */
+        uid_t user;  /* whose it is */
+        bool is_copy;
         uint64_t cookie;
         char dir[GR_REGION_PATH_BYTES];
         char file[GR_REGION_FILE_BYTES];
@@ -181,6 +183,12 @@ int gr_region_default_dir(bool create, char *buf, size_t buf_bytes);
 /* As gr_region_default_dir, below the folder base in place of /dev/shm. */
 int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_bytes);
 
+/* For root: finds the folder of another user below base, as gr_region_find_dir does for that user. */
+int gr_region_find_dir_of(const char *base, uid_t user, char *buf, size_t buf_bytes);
+
+/* The users other than this one who have such a folder below base, each once. Returns how many, up to most. */
+size_t gr_region_users(const char *base, uid_t *ret_users, size_t most);
+
 /*
  * Opens dir/file; with create it makes what is missing. -EPERM: folder or file belong to another user, can be used by
  * others, or are of another type. -EPROTO: not a region, or of another layout. -EXDEV: without create, of another IPC
@@ -191,6 +199,15 @@ int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_byte
 int gr_region_open(struct gr_region *region, const struct gr_region_ops *ops, const struct gr_identity *self,
                    const char *dir, const char *file, bool create);
 void gr_region_close(struct gr_region *region);
+
+/*
+ * For root: opens the region of another user, who may have written anything there. as_copy: region->map is a copy of
+ * this moment, so that nothing of the other user's is written, and nothing that the user does to it meanwhile does harm
+ * here. Else it is the memory itself, for a request; where the user cuts the file short then, SIGBUS comes. For the
+ * rest as gr_region_open without create.
+ */
+int gr_region_open_of(struct gr_region *region, const struct gr_region_ops *ops, const struct gr_identity *self,
+                      uid_t user, const char *dir, const char *file, bool as_copy);
 
 /*
  * Claims a slot. -ENOSPC: living processes have all of them. -ESTALE: the file is gone; close the region and open it
@@ -230,6 +247,9 @@ void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_SHARE
 
 /* Publishes from when on others may put this process to sleep, on the clock of ops; 0: they must not. */
 void gr_region_offer_sleep(struct gr_region *region, uint64_t from_ns);
+
+/* Whether the process that had a slot is gone. Frees nothing. False for a slot that is free or out of range. */
+bool gr_region_is_gone(struct gr_region *region, unsigned slot);
 
 /* Copies what the owner of a slot publishes, checked. -ENOENT: the slot is free, or slot is out of range. */
 int gr_region_read(struct gr_region *region, unsigned slot, struct gr_member *ret);

@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define DIR_NAME   "gpureclaim-" /* and the number of the user */
 #define LOCK_TRIES 20
 /* Tries until another process has made the region: two separate ones would each grant the whole limit */
 #define MAKE_TRIES    400
@@ -72,12 +73,12 @@ int gr_region_parse_file_name(const char *file, char *ret_group, char *ret_uuid)
 }
 
 /* Owned by this user and closed to all others. */
-static bool private_to_us(const struct stat *status)
+static bool private_to(uid_t user, const struct stat *status)
 {
-        return status->st_uid == geteuid() && (status->st_mode & 077) == 0;
+        return status->st_uid == user && (status->st_mode & 077) == 0;
 }
 
-static int open_dir(const char *dir, bool create)
+static int open_dir(const char *dir, bool create, uid_t user)
 {
         struct stat status;
         int fd;
@@ -87,15 +88,15 @@ static int open_dir(const char *dir, bool create)
         fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0)
                 return errno == ELOOP || errno == ENOTDIR ? -EPERM : -errno;
-        if (fstat(fd, &status) != 0 || !private_to_us(&status)) {
+        if (fstat(fd, &status) != 0 || !private_to(user, &status)) {
                 close(fd);
                 return -EPERM;
         }
         return fd;
 }
 
-/* Finds this user's folder where another user has taken the usual name; of several the first by name. 0 or -errno. */
-static int find_beside(const char *base, const char *name, char *buf, size_t buf_bytes)
+/* Finds a user's folder where another one has taken the usual name; of several the first by name. 0 or -errno. */
+static int find_beside(const char *base, uid_t user, const char *name, char *buf, size_t buf_bytes)
 {
         struct dirent *entry;
         char found[sizeof(entry->d_name)] = "";
@@ -109,7 +110,7 @@ static int find_beside(const char *base, const char *name, char *buf, size_t buf
                 if (strncmp(entry->d_name, name, strlen(name)) == 0 && entry->d_name[strlen(name)] == '-' &&
                     (!found[0] || strcmp(entry->d_name, found) < 0) &&
                     fstatat(dirfd(list), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(status.st_mode) &&
-                    private_to_us(&status))
+                    private_to(user, &status))
                         strcpy(found, entry->d_name);
         closedir(list);
         if (!found[0])
@@ -118,17 +119,17 @@ static int find_beside(const char *base, const char *name, char *buf, size_t buf
         return 0;
 }
 
-/* Finds this user's folder. 0; -ENOENT: there is none; or another -errno. */
-static int find_dir(const char *base, const char *name, char *buf, size_t buf_bytes)
+/* Finds a user's folder of this name. 0; -ENOENT: there is none; or another -errno. */
+static int find_dir(const char *base, uid_t user, const char *name, char *buf, size_t buf_bytes)
 {
         int fd;
 
         snprintf(buf, buf_bytes, "%s/%s", base, name);
-        fd = open_dir(buf, false);
+        fd = open_dir(buf, false, user);
         if (fd >= 0)
                 close(fd);
         else if (fd == -EPERM || fd == -EACCES || fd == -ENOENT)
-                return find_beside(base, name, buf, buf_bytes);
+                return find_beside(base, user, name, buf, buf_bytes);
         return fd < 0 ? fd : 0;
 }
 
@@ -143,15 +144,45 @@ static int make_dir(const char *base, const char *name, char *buf, size_t buf_by
         return mkdtemp(buf) ? 0 : -errno;
 }
 
+int gr_region_find_dir_of(const char *base, uid_t user, char *buf, size_t buf_bytes)
+{
+        char name[32];
+
+        snprintf(name, sizeof(name), DIR_NAME "%lu", (unsigned long)user);
+        if (strlen(base) + 1 + NAME_MAX >= buf_bytes)
+                return -ENAMETOOLONG;
+        return find_dir(base, user, name, buf, buf_bytes);
+}
+
+size_t gr_region_users(const char *base, uid_t *ret_users, size_t most)
+{
+        struct dirent *entry;
+        struct stat status;
+        size_t count = 0, i;
+        DIR *list;
+
+        list = opendir(base);
+        while (list && count < most && (entry = readdir(list))) {
+                if (strncmp(entry->d_name, DIR_NAME, strlen(DIR_NAME)) != 0 ||
+                    fstatat(dirfd(list), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
+                    strtoul(entry->d_name + strlen(DIR_NAME), NULL, 10) != status.st_uid || status.st_uid == geteuid())
+                        continue;
+                for (i = 0; i < count && ret_users[i] != status.st_uid; i++)
+                        ;
+                ret_users[i] = status.st_uid;
+                count += i == count;
+        }
+        if (list)
+                closedir(list);
+        return count;
+}
+
 int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_bytes)
 {
         char name[32];
         int rc, fd;
 
-        snprintf(name, sizeof(name), "gpureclaim-%lu", (unsigned long)geteuid());
-        if (strlen(base) + 1 + NAME_MAX >= buf_bytes)
-                return -ENAMETOOLONG;
-        rc = find_dir(base, name, buf, buf_bytes);
+        rc = gr_region_find_dir_of(base, geteuid(), buf, buf_bytes);
         if (rc != -ENOENT || !create)
                 return rc;
         /*
@@ -163,9 +194,11 @@ int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_byte
                 return -errno;
         for (int i = 0; i < LOCK_TRIES && !gr_region_file_lock(fd, LOCK_EX); i++)
                 usleep(LOCK_PAUSE_US);
-        rc = find_dir(base, name, buf, buf_bytes);
-        if (rc == -ENOENT)
+        rc = gr_region_find_dir_of(base, geteuid(), buf, buf_bytes);
+        if (rc == -ENOENT) {
+                snprintf(name, sizeof(name), DIR_NAME "%lu", (unsigned long)geteuid());
                 rc = make_dir(base, name, buf, buf_bytes);
+        }
         gr_region_file_close(fd);
         return rc;
 }
@@ -195,7 +228,7 @@ static int open_off_streams(int dir_fd, const char *file, int flags)
         return fd;
 }
 
-static int open_file(int dir_fd, const char *file, bool create, struct stat *ret_status)
+static int open_file(int dir_fd, const char *file, bool create, uid_t user, struct stat *ret_status)
 {
         int fd = open_off_streams(dir_fd, file,
                                   O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (create ? O_CREAT : 0));
@@ -203,7 +236,7 @@ static int open_file(int dir_fd, const char *file, bool create, struct stat *ret
         if (fd < 0)
                 return errno == ELOOP || errno == EISDIR ? -EPERM : -errno;
         if (fstat(fd, ret_status) != 0 || !S_ISREG(ret_status->st_mode) || ret_status->st_nlink > 1 ||
-            !private_to_us(ret_status)) {
+            !private_to(user, ret_status)) {
                 close(fd);
                 return -EPERM;
         }
@@ -283,6 +316,34 @@ static int read_ticket(int fd, struct gr_region_ticket *ret)
         return 0;
 }
 
+/*
+ * A private copy of what lies in a file at this offset, or MAP_FAILED. By a call of the system, which fails where an
+ * access would end the process: the file may be cut short at any time.
+ */
+static void *copy_memory(int fd, off_t offset)
+{
+        struct gr_region_map *copy =
+                mmap(NULL, sizeof(*copy), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        if (copy == MAP_FAILED || (fd >= 0 && pread(fd, copy, sizeof(*copy), offset) == (ssize_t)sizeof(*copy)))
+                return copy;
+        munmap(copy, sizeof(*copy));
+        errno = ENOENT;
+        return MAP_FAILED;
+}
+
+/* The same of an attached segment, which may have no memory behind its addresses. Detaches it. */
+static void *copy_segment(const struct gr_region_map *map)
+{
+        int own_memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+        void *copy = copy_memory(own_memory, (off_t)(uintptr_t)map);
+
+        if (own_memory >= 0)
+                close(own_memory);
+        shmdt(map);
+        return copy;
+}
+
 static void *map_file(int fd)
 {
         return mmap(NULL, sizeof(struct gr_region_map), PROT_READ | PROT_WRITE, MAP_SHARED, fd, GR_TICKET_OFFSET);
@@ -296,13 +357,12 @@ void gr_region_file_detach(struct gr_region *region)
 }
 
 /* Checked before attaching: the number may have been given to another segment, of any user. */
-static bool segment_ok(int segment)
+static bool segment_ok(int segment, uid_t user)
 {
         struct shmid_ds status;
 
         return shmctl(segment, IPC_STAT, &status) == 0 && status.shm_segsz == sizeof(struct gr_region_map) &&
-               status.shm_perm.uid == geteuid() && status.shm_perm.cuid == geteuid() &&
-               (status.shm_perm.mode & 0777) == 0600;
+               status.shm_perm.uid == user && status.shm_perm.cuid == user && (status.shm_perm.mode & 0777) == 0600;
 }
 
 /* -ENOENT: the segment has gone with its last process, or the file is too short for the memory. */
@@ -316,15 +376,17 @@ static int attach_segment(struct gr_region *region, int fd, const struct gr_regi
         if (ticket->segment == GR_TICKET_IN_FILE) {
                 if (fstat(fd, &status) != 0 || status.st_size < (off_t)(GR_TICKET_OFFSET + sizeof(*map)))
                         return -ENOENT;
-                map = map_file(fd);
+                map = region->is_copy ? copy_memory(fd, GR_TICKET_OFFSET) : map_file(fd);
                 if (map == MAP_FAILED)
                         return -errno;
         } else {
                 if (ticket->ipc_namespace != ipc_namespace())
                         return -EXDEV;
-                if (!segment_ok(segment))
+                if (!segment_ok(segment, region->user))
                         return -ENOENT;
-                map = shmat(segment, NULL, 0);
+                map = shmat(segment, NULL, region->is_copy ? SHM_RDONLY : 0);
+                if (map != (void *)-1 && region->is_copy)
+                        map = copy_segment(map);
                 if (map == (void *)-1)
                         return errno == EINVAL || errno == EIDRM || errno == EACCES ? -ENOENT : -errno;
         }
@@ -399,10 +461,10 @@ int gr_region_file_attach(struct gr_region *region, bool create)
         int dir_fd, fd, rc;
 
         assert(!region->map && region->ops);
-        dir_fd = open_dir(region->dir, create);
+        dir_fd = open_dir(region->dir, create, region->user);
         if (dir_fd < 0)
                 return dir_fd;
-        fd = open_file(dir_fd, region->file, create, &status);
+        fd = open_file(dir_fd, region->file, create, region->user, &status);
         close(dir_fd);
         if (fd < 0)
                 return fd;
@@ -434,18 +496,18 @@ int gr_region_file_attach(struct gr_region *region, bool create)
 
 int gr_region_file_dir(struct gr_region *region)
 {
-        return open_dir(region->dir, false);
+        return open_dir(region->dir, false, region->user);
 }
 
 int gr_region_file_open(struct gr_region *region, bool *ret_same)
 {
         struct gr_region_ticket ticket;
         struct stat status;
-        int dir_fd = open_dir(region->dir, false), fd, rc;
+        int dir_fd = open_dir(region->dir, false, region->user), fd, rc;
 
         if (dir_fd < 0)
                 return -1;
-        fd = open_file(dir_fd, region->file, false, &status);
+        fd = open_file(dir_fd, region->file, false, region->user, &status);
         close(dir_fd);
         if (fd < 0)
                 return -1;
