@@ -27,7 +27,7 @@ static unsigned parse_pid(const char *text)
 static int open_all(const char *command, struct gpu **ret_gpus, size_t *ret_count)
 {
         size_t other;
-        int rc = gpus_open(ret_gpus, ret_count, &other);
+        int rc = gpus_open(true, ret_gpus, ret_count, &other);
 
         if (rc)
                 gpus_unread(command, strerror(-rc));
@@ -175,7 +175,7 @@ int command_reclaim(const struct arguments *arguments)
                 for (size_t j = 0; j < gpus[i].count; j++) {
                         struct gr_member *member = &gpus[i].members[j];
 
-                        if (!all && !(member->same_namespace && member->identity.pid == pid))
+                        if (all ? gpus[i].user[0] != '\0' : !(member->same_namespace && member->identity.pid == pid))
                                 continue;
                         found++;
                         if (reclaim_from(&gpus[i], member, rung) != EXIT_SUCCESS)

@@ -13,6 +13,7 @@
 struct gpu {
         struct gr_region region;
         char group[GR_GROUP_NAME_BYTES];
+        char user[64]; /* "": this one; else the name of the user who has the processes */
         char uuid[37];
         int index;                        /* in nvidia-smi; -1: not known */
         char model[64];                   /* "": not known */
@@ -26,18 +27,22 @@ struct gpu {
         size_t all_count;
 };
 
-/* The folder of the user's regions. 0 or -errno; -ENOENT: there is none. */
-int gpus_folder(char ret_dir[GR_REGION_PATH_BYTES]);
+/* The folder of the user's regions. 0 or -errno; -ENOENT: there is none. *ret_by_default: no option names it. */
+int gpus_folder(char ret_dir[GR_REGION_PATH_BYTES], bool *ret_by_default);
 
 /* Says that command cannot read the regions in the folder, and why. */
 void gpus_unread(const char *command, const char *why);
 
 /*
- * Opens every region that the user has and reads it, after freeing the slots of processes that are gone. 0, with GPUs
- * that have members, by UUID and group, for gpus_close; or -errno. *ret_other: files that are no region of this
- * version.
+ * Opens every region that the user has and reads it, after freeing the slots of processes that are gone. With all_users
+ * also those of the other users, if this one is root: they are copied, and nothing of theirs is changed. 0, with GPUs
+ * that have members, by UUID, group and user, for gpus_close; or -errno, with none. *ret_other: files of this user that
+ * are no region of this version.
  */
-int gpus_open(struct gpu **ret_gpus, size_t *ret_count, size_t *ret_other);
+int gpus_open(bool all_users, struct gpu **ret_gpus, size_t *ret_count, size_t *ret_other);
+
+/* " of USER" where other users' processes are among these, to be put behind a group's name; else "". */
+const char *gpu_of_user(const struct gpu *gpu, char ret[72]);
 
 void gpus_close(struct gpu *gpus, size_t count);
 
@@ -47,7 +52,7 @@ void gpus_close(struct gpu *gpus, size_t count);
  */
 void gpu_read(struct gpu *gpu, bool ask);
 
-/* The memory of the GPU that is used, and not reserved by a member of this group or another one of the user. */
+/* The memory of the GPU that is used, and not reserved by a member of this group or another one that was opened. */
 uint64_t gpu_others_bytes(const struct gpu *gpu);
 
 /* What is known of a member: what it says of itself, but for what the region or the driver knows better. */

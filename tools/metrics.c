@@ -115,6 +115,8 @@ static void put_sample(FILE *file, const struct metric *metric, const struct sub
                 fprintf(file, ",gpu=\"%d\"", index);
         if (metric->scope >= SCOPE_GROUP)
                 put_label(file, "group", of->gpu->group);
+        if (metric->scope >= SCOPE_GROUP && of->gpu->user[0])
+                put_label(file, "user", of->gpu->user);
         if (of->member) {
                 /* Processes of two containers may have the same pid. */
                 fprintf(file, ",pid=\"%u\",pid_namespace=\"%llu\"", of->member->identity.pid,
@@ -198,7 +200,7 @@ const char *make_metrics(bool open_metrics, char **ret_page, size_t *ret_length)
 {
         struct found found;
         FILE *file;
-        int rc = gpus_open(&found.gpus, &found.count, &found.other_files);
+        int rc = gpus_open(true, &found.gpus, &found.count, &found.other_files);
 
         if (rc)
                 return strerror(-rc);

@@ -94,6 +94,7 @@ static void write_gpu(struct gr_json *json, const struct gpu *gpu)
         gr_json_object(json, NULL);
         gr_json_string(json, "uuid", gpu->uuid);
         gr_json_string(json, "group", gpu->group);
+        gr_json_number(json, "uid", "%lu", (unsigned long)gpu->region.user);
         gr_json_bytes(json, "gpu_total_bytes", known ? gpu->total_bytes : UINT64_MAX);
         gr_json_bytes(json, "gpu_used_bytes", known ? gpu->used_bytes : UINT64_MAX);
         gr_json_bytes(json, "foreign_bytes", known ? gpu_others_bytes(gpu) : UINT64_MAX);
@@ -132,12 +133,13 @@ static void print_json(const struct gpu *gpus, size_t count, size_t other)
 
 static void print_text(const struct gpu *gpus, size_t count, size_t other)
 {
-        char folder[GR_REGION_PATH_BYTES];
+        char folder[GR_REGION_PATH_BYTES], user[72];
+        bool by_default;
 
         for (size_t i = 0; i < count; i++) {
                 if (i == 0 || !same_gpu(&gpus[i - 1], &gpus[i]))
                         print_gpu(&gpus[i]);
-                printf("  group %s:\n", gpus[i].group);
+                printf("  group %s%s:\n", gpus[i].group, gpu_of_user(&gpus[i], user));
                 for (size_t j = 0; j < gpus[i].count; j++)
                         print_member(&gpus[i], &gpus[i].members[j]);
                 if (i + 1 == count || !same_gpu(&gpus[i + 1], &gpus[i]))
@@ -145,7 +147,7 @@ static void print_text(const struct gpu *gpus, size_t count, size_t other)
         }
         if (count == 0)
                 printf("No process of yours runs under gpureclaim on a GPU here.\n");
-        if (other > 0 && gpus_folder(folder) == 0) {
+        if (other > 0 && gpus_folder(folder, &by_default) == 0) {
                 gr_log_clean(folder, strlen(folder));
                 printf("Files in %s that belong to another version of gpureclaim, or to something else: %zu\n", folder,
                        other);
@@ -156,7 +158,7 @@ static int print_status(bool json)
 {
         struct gpu *gpus;
         size_t count, other;
-        int rc = gpus_open(&gpus, &count, &other);
+        int rc = gpus_open(true, &gpus, &count, &other);
 
         if (rc) {
                 gpus_unread("status", strerror(-rc));

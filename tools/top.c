@@ -193,7 +193,7 @@ static int look_at_gpus(void)
 
         close_gpus();
         view.count = 0;
-        rc = gpus_open(&view.gpus, &view.gpu_count, &other);
+        rc = gpus_open(true, &view.gpus, &view.gpu_count, &other);
         if (rc)
                 view.gpu_count = 0;
         for (size_t i = 0; i < view.gpu_count; i++) {
@@ -230,11 +230,12 @@ static const char *format_bar(uint64_t live, uint64_t cached, uint64_t total, ch
 
 static void gpu_text(const struct gpu *gpu, char text[TEXT_BYTES])
 {
-        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], bar[BAR_WIDTH + 2], mark[12];
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], bar[BAR_WIDTH + 2], mark[12],
+                user[72];
 
-        snprintf(text, TEXT_BYTES, "%s%s: %s %.8s, group %s: %s of %s, %s of others",
+        snprintf(text, TEXT_BYTES, "%s%s: %s %.8s, group %s%s: %s of %s, %s of others",
                  format_bar(gpu->used_bytes, 0, gpu->total_bytes, bar), gpu_mark(gpu, mark),
-                 gpu->model[0] ? gpu->model : "GPU", gpu->uuid, gpu->group,
+                 gpu->model[0] ? gpu->model : "GPU", gpu->uuid, gpu->group, gpu_of_user(gpu, user),
                  gr_size_format(gpu->used_bytes, a, sizeof(a)), gr_size_format(gpu->total_bytes, b, sizeof(b)),
                  gr_size_format(gpu_others_bytes(gpu), c, sizeof(c)));
 }
@@ -242,25 +243,29 @@ static void gpu_text(const struct gpu *gpu, char text[TEXT_BYTES])
 static void head_text(char text[TEXT_BYTES])
 {
         bool bar = view.columns >= BAR_NEEDS;
+        char user[72];
 
-        snprintf(text, TEXT_BYTES, "%8s GPU %-15s %-*s%12s %12s %12s %7s  COMMAND", "PID", "NAME",
-                 bar ? BAR_WIDTH + 1 : 0, bar ? "USE" : "", "LIVE", "CACHED", "LIMIT", "IDLE");
+        snprintf(text, TEXT_BYTES, "%8s GPU %-15s %-*s%12s %12s %12s %7s  %s", "PID", "NAME", bar ? BAR_WIDTH + 1 : 0,
+                 bar ? "USE" : "", "LIVE", "CACHED", "LIMIT", "IDLE",
+                 view.gpu_count > 0 && gpu_of_user(view.gpus, user)[0] ? "USER       COMMAND" : "COMMAND");
 }
 
 static void row_text(const struct row *row, char text[TEXT_BYTES])
 {
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], bar[BAR_WIDTH + 2], idle[16],
-                mark[12], command[TEXT_BYTES / 2];
+                mark[12], command[TEXT_BYTES / 2], user[72];
         const uint64_t *figures = row->member->figures;
 
         snprintf(idle, sizeof(idle), "%.0fs", member_idle_s(row->gpu, row->member));
-        snprintf(text, TEXT_BYTES, "%8u %3s %-15.15s %s%12s %12s %12s %7s  %s", row->member->identity.pid,
+        gpu_of_user(row->gpu, user);
+        snprintf(text, TEXT_BYTES, "%8u %3s %-15.15s %s%12s %12s %12s %7s  %-*.*s%s", row->member->identity.pid,
                  gpu_mark(row->gpu, mark), row->member->name,
                  format_bar(figures[GR_FIGURE_live], figures[GR_FIGURE_cached], figures[GR_FIGURE_device_total], bar),
                  gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
                  gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
                  gr_size_format(figures[GR_FIGURE_hard_limit], c, sizeof(c)),
-                 figures[GR_FIGURE_asleep] > 0 ? "asleep" : idle, read_command(row->member, command, sizeof(command)));
+                 figures[GR_FIGURE_asleep] > 0 ? "asleep" : idle, user[0] ? 11 : 0, user[0] ? 10 : 0,
+                 user[0] ? user + strlen(" of ") : "", read_command(row->member, command, sizeof(command)));
 }
 
 static const char no_process[] = "No process of yours runs under gpureclaim on a GPU here.";

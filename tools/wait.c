@@ -25,7 +25,7 @@ static bool find_room(const char *gpu, uint64_t *ret_bytes)
         char uuid[37] = "";
         bool known = gpu_read_free(gpu, &free_bytes, uuid) == 0;
 
-        if (gpus_open(&gpus, &count, &other) != 0)
+        if (gpus_open(false, &gpus, &count, &other) != 0)
                 count = 0;
         for (size_t i = 0; i < count; i++) {
                 if (known ? strcmp(gpus[i].uuid, uuid) != 0 : i != index)

@@ -4,10 +4,14 @@
 Usage: gpus_test.py GPURECLAIM SIM_FOLDER SHIM FAKE_NVML
 """
 
+import ctypes
+import glob
 import json
 import os
 import re
 import shutil
+import signal
+import struct
 import subprocess
 import sys
 import time
@@ -15,6 +19,7 @@ import time
 from scene import MIB, Scene, until
 
 command, sim, shim, fake = sys.argv[1:]
+OWNERS_OFFSET = 64  # in the memory that processes share (core/region/region.h)
 FIRST, SECOND = "GPU-11111111-2222-3333-4444-555555555555", "GPU-66666666-7777-8888-9999-aaaaaaaaaaaa"
 
 
@@ -278,9 +283,100 @@ def files(scene):
     process.end()
 
 
+def all_users(scene):
+    """Root sees the processes of all users, told apart, and may give them orders; another user sees only its own."""
+    other = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    if os.geteuid() != 0 or subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
+        print("not root, or no setpriv: other users' processes were not looked at", flush=True)
+        return
+    default = {"GPURECLAIM_REGION_DIR": "", "GPURECLAIM_GROUP": f"gr-test-{os.getpid()}"}
+    os.chmod(scene.folder, 0o711)
+    one = scene.start(**default)
+    one.ask("alloc", 0, 100)
+    os.chmod(scene.environment["GRSIM_SHARED"], 0o666)
+    theirs = scene.start(before=other, **default)
+    scene.check(theirs.ask("alloc", 0, 60) == 0 and theirs.ask("alloc", 0, 40) == 0 and theirs.ask("free") == 0,
+                "another user's process cannot work")
+    stranger = subprocess.run(["getent", "passwd", "65534"], capture_output=True, text=True, check=False).stdout
+    stranger = stranger.split(":")[0] or "65534"
+
+    def of_group():
+        return [gpu for gpu in status(scene, **default) if gpu["group"] == default["GPURECLAIM_GROUP"]]
+
+    def seen():
+        return [(gpu["uid"], *[(process["pid"], process["live_bytes"] // MIB, process["cached_bytes"] // MIB)
+                               for process in gpu["processes"]]) for gpu in of_group()]
+
+    wanted = [(0, (one.pid, 100, 0)), (65534, (theirs.pid, 0, 100))]
+    scene.check(until(lambda: seen() == wanted), f"all users: {seen()}")
+    _, out, _ = scene.run("status", **default)
+    for user, process in (("root", one), (stranger, theirs)):
+        words = f"  group {default['GPURECLAIM_GROUP']} of {user}:\n  {process.pid} "
+        scene.check(words in out, f"all users, in words: {out}")
+    _, out, _ = scene.run("top", "--once", **default)
+    row = re.search(rf"^ *{theirs.pid} .*s  {stranger:10} \S", out, re.M)
+    scene.check("IDLE  USER       COMMAND" in out and row and f"of {stranger}: " in out, f"top: {out}")
+    _, out, _ = scene.run("metrics", **default)
+    labels = rf'user="{stranger}",pid="{theirs.pid}"'
+    scene.check(re.search(rf"cached_bytes{{[^}}]*,{labels},[^}}]*}} {100 * MIB}$", out, re.M) and
+                re.search(rf'live_bytes{{[^}}]*"gr-test-{os.getpid()}",pid="{one.pid}",', out), f"metrics: {out}")
+    # The other user: no change, whatever the name of the folder.
+    for folder in (default, {"GPURECLAIM_REGION_DIR": "/dev/shm/gpureclaim-0"}):
+        said = subprocess.run([*other, command, "status", "--json"], env={**scene.environment, **default, **folder},
+                              capture_output=True, text=True, check=False).stdout
+        pids = [process["pid"] for gpu in json.loads(said or '{"gpus": []}')["gpus"] for process in gpu["processes"]]
+        scene.check(pids == ([theirs.pid] if folder is default else []), f"another user sees {pids}")
+    # An order goes to the process that is named only.
+    code, out, error = scene.run("limit", str(theirs.pid), "200MiB", **default)
+    scene.check(code == 0 and f"{theirs.pid} python3: hard limit now 200.000 MiB" in out, f"an order: {out} {error}")
+    scene.check(theirs.ask("total", 0) == 200 and one.ask("total", 0) == 1024, "whom the limit holds for")
+    code, out, error = scene.run("reclaim", str(theirs.pid), **default)
+    scene.check(code == 0 and "100.000 MiB came back" in out, f"memory comes back: {out} {error}")
+    code, out, error = scene.run("sleep", "--timeout", "0", str(theirs.pid), **default)
+    scene.check((code, out) in ((0, f"{theirs.pid} python3: 0 B asleep in host memory\n"), (1, "")), f"sleep: {out}")
+    # Who puts another user's process into a slot of his own does not get its orders.
+    libc = ctypes.CDLL(None)
+    libc.shmat.restype = ctypes.c_void_p
+    owners = []
+    for user in (0, 65534):
+        (path,) = glob.glob(f"/dev/shm/gpureclaim-{user}*/{default['GPURECLAIM_GROUP']}-*")
+        with open(path, "rb") as file:
+            memory = libc.shmat(struct.unpack_from("I", file.read(), 12)[0], None, 0)
+        owners.append((ctypes.c_uint64 * 512).from_address(memory + OWNERS_OFFSET))
+    free = [*owners[1]].index(0)
+    owners[1][free] = next(owner for owner in owners[0] if owner)
+    scene.check([user for user, *_ in seen()] == [0, 65534] and len(seen()[1]) == 2, f"a process of another: {seen()}")
+    owners[1][free] = 0
+    named = {**default, "GPURECLAIM_REGION_DIR": os.path.dirname(path)}
+    _, out, error = scene.run("status", **named)
+    scene.check(f"  {theirs.pid} " in out and not error, f"another user's folder, named: {out} {error}")
+    said = scene.run("reclaim", "--all", **named)
+    scene.check(said == (0, "", ""), f"all of root's own are none: {said}")
+    # A process in another IPC namespace puts the memory into the file, which its user may cut short during an order.
+    apart = scene.start(before=("unshare", "-i", *other), **default)
+    scene.check(apart.ask("alloc", 0, 30) == 0, "a process of another IPC namespace cannot work")
+    scene.check(until(lambda: len(seen()) == 2 and (apart.pid, 30, 0) in seen()[1]), f"in the file: {seen()}")
+    os.kill(apart.pid, signal.SIGSTOP)
+    order = subprocess.Popen([command, "limit", str(apart.pid), "200MiB"], env={**scene.environment, **default},
+                             stderr=subprocess.PIPE, text=True)
+
+    def has_file():
+        with open(f"/proc/{order.pid}/maps", encoding="ascii") as maps:
+            return path in maps.read()
+
+    scene.check(until(has_file), "the order is not given")
+    os.truncate(path, 40)
+    error = order.communicate()[1]
+    scene.check(order.returncode == 1 and "has taken its shared memory away" in error, f"cut short: {error}")
+    apart.kill()
+    theirs.kill()
+    scene.check(one.end() == 0 and seen() == [], f"nobody is left: {seen()}")
+    os.remove(path)
+
+
 failed = 0
 for test, devices in ((orders, 2), (what_is_not_ours, 1), (groups, 1), (which_gpu, 1), (containers, 1), (watch, 1),
-                      (files, 1)):
+                      (files, 1), (all_users, 1)):
     with Scene(command, sim, shim, devices) as scene:
         os.mkdir(os.path.join(scene.folder, "lib"))
         shutil.copy(fake, os.path.join(scene.folder, "lib", "libnvidia-ml.so.1"))
