@@ -26,6 +26,7 @@ static const char *const kind_words[] = {
 };
 
 gr_oom_find_origins *_Atomic gr_oom_origins;
+gr_oom_find_origins *_Atomic gr_oom_freed;
 
 struct line {
         char text[768];
@@ -86,7 +87,7 @@ static void add_largest(struct line *line, struct gr_core *core, struct gr_devic
                 add_text(line, "nothing");
 }
 
-/* Adds where most of the live memory was allocated. False: that is not known. */
+/* Adds where the memory that `find` finds was allocated. False: that is not known. */
 static bool add_origins(struct line *line, gr_oom_find_origins *find, int device)
 {
         struct gr_oom_origin origins[GR_OOM_ORIGINS];
@@ -97,6 +98,8 @@ static bool add_origins(struct line *line, gr_oom_find_origins *find, int device
                 add_text(line, "%s%s: ", i > 0 ? "; " : "", origins[i].where);
                 add_size(line, estimated ? "about " : "", (uint64_t)(origins[i].bytes + 0.5), "");
                 add_text(line, " in %.0f block%s", origins[i].blocks, origins[i].blocks < 1.5 ? "" : "s");
+                if (origins[i].freed_s > 0)
+                        add_text(line, ", %.3f s ago", origins[i].freed_s);
         }
         return count > 0;
 }
@@ -301,6 +304,7 @@ void gr_kernel_report(struct gr_context *context, int error, const char *call)
         static const char *const words[] = {"hardware stack error",  "illegal instruction",     "misaligned address",
                                             "invalid address space", "invalid program counter", "launch failed"};
         enum gr_log_level level = atomic_load(&gr_oom_origins) ? GR_LOG_WARN : GR_LOG_INFO;
+        struct line freed = {0};
 
         assert(gr_error_is_of_kernel(error));
         gr_log(level, "device %d: a kernel failed: %s (CUDA error %d), first told by %s; no more work is done",
@@ -309,6 +313,8 @@ void gr_kernel_report(struct gr_context *context, int error, const char *call)
                call);
         gr_log(level, "  the driver tells neither kernel nor address; the kernel was launched before that call");
         log_process(level, context);
+        if (add_origins(&freed, atomic_load(&gr_oom_freed), context->device->ordinal))
+                gr_log(level, "  freed last, by what allocated it: %s", freed.text);
         gr_log(level, "  to find the kernel: compute-sanitizer, with GPURECLAIM_POOL=none so that it knows each "
                       "block; or CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1, then cuda-gdb");
         gr_log(level, "  to find writes behind a block: GPURECLAIM_GUARD=1; to a freed one: "

@@ -24,11 +24,12 @@ struct gr_oom_report {
         const unsigned *tries;       /* by rung */
 };
 
-/* Where the program allocated memory that it has. */
+/* Where the program allocated memory that it has, or has freed. */
 #define GR_OOM_ORIGINS 3
 struct gr_oom_origin {
         double bytes, blocks;
         char where[192];
+        double freed_s; /* since the newest of these was freed; 0: they are live */
 };
 
 /*
@@ -37,6 +38,9 @@ struct gr_oom_origin {
  */
 typedef unsigned gr_oom_find_origins(int device, struct gr_oom_origin ret[GR_OOM_ORIGINS], bool *ret_estimated);
 extern gr_oom_find_origins *_Atomic gr_oom_origins GR_HIDDEN;
+
+/* The same of what the program has freed last, on any device, the newest first. */
+extern gr_oom_find_origins *_Atomic gr_oom_freed GR_HIDDEN;
 
 /*
  * Logs it in at most eight lines: as a warning where a limit refused it, else as information, because a full device is

@@ -40,6 +40,7 @@
 #define LISTS_LOG2   18
 #define LISTS        ((size_t)1 << LISTS_LOG2)
 #define LOCKS        64
+#define FREED        64
 
 static struct gr_origins_header *header; /* mapped, with all that follows, until the process ends */
 static struct gr_origins_block *blocks;
@@ -54,6 +55,14 @@ static struct part {
         struct gr_spin lock;
         uint32_t spare;
 } __attribute__((aligned(GR_LINE_BYTES))) parts[LOCKS];
+
+/* What was freed last, of all devices; the newest is freed[(freed_count - 1) % FREED]. */
+static struct freed {
+        _Atomic uint64_t freed_ns; /* 0: not written yet */
+        _Atomic uint64_t bytes, sample_bytes;
+        _Atomic uint32_t stack;
+} freed[FREED];
+static _Atomic uint32_t freed_count;
 
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_ORIGINS_FILE);
 static struct gr_mapped_file file GR_GUARDED_BY(lock);
@@ -327,19 +336,43 @@ static void take_out(size_t list, uint32_t block)
         part->spare = block;
 }
 
-void gr_origins_remove(uint64_t address, struct gr_origins_found found)
+/* As gr_origins_remove. *ret: what was removed. False: nothing. */
+static bool remove_block(uint64_t address, struct gr_origins_found found, struct gr_origins_block *ret)
 {
+        bool is_same;
         size_t list = list_of(address);
         struct part *part = &parts[list % LOCKS];
         struct gr_origins_block *block = &blocks[found.block - 1];
 
         gr_spin_lock(&part->lock, GR_RANK_ORIGINS_FILE);
         /* Not where a later block at this address has taken its place. */
-        if (atomic_load_explicit(&block->address, memory_order_relaxed) == address && block->time_ns == found.time_ns) {
+        is_same = atomic_load_explicit(&block->address, memory_order_relaxed) == address &&
+                  block->time_ns == found.time_ns;
+        if (is_same) {
+                ret->bytes = block->bytes;
+                ret->stack = block->stack;
+                ret->sample_bytes = block->sample_bytes;
                 atomic_store_explicit(&block->address, 0, memory_order_relaxed);
                 take_out(list, found.block);
         }
         gr_spin_unlock(&part->lock, GR_RANK_ORIGINS_FILE);
+        return is_same;
+}
+
+void gr_origins_remove(uint64_t address, struct gr_origins_found found)
+{
+        struct gr_origins_block block;
+        struct freed *last;
+
+        if (!remove_block(address, found, &block))
+                return;
+        last = &freed[atomic_fetch_add_explicit(&freed_count, 1, memory_order_relaxed) % FREED];
+        atomic_store_explicit(&last->freed_ns, 0, memory_order_relaxed);
+        atomic_thread_fence(memory_order_release);
+        atomic_store_explicit(&last->bytes, block.bytes, memory_order_relaxed);
+        atomic_store_explicit(&last->sample_bytes, block.sample_bytes, memory_order_relaxed);
+        atomic_store_explicit(&last->stack, block.stack, memory_order_relaxed);
+        atomic_store_explicit(&last->freed_ns, gr_driver.now_ns(), memory_order_release);
 }
 
 uint32_t gr_origins_stack(uint64_t address)
@@ -356,12 +389,13 @@ void gr_origins_context_gone(void)
         for (uint64_t i = 0; i < count; i++) {
                 uint64_t address = atomic_load_explicit(&blocks[i].address, memory_order_acquire);
                 struct gr_origins_found found = {0};
+                struct gr_origins_block removed;
                 struct gr_block_info info;
 
                 if (address)
                         found = gr_origins_find(address); /* before the ledger is asked: not a later block there */
                 if (found.block && (gr_ledger_find(gr_core.ledger, address, &info) != 0 || !info.live))
-                        gr_origins_remove(address, found);
+                        remove_block(address, found, &removed);
         }
 }
 
@@ -522,7 +556,7 @@ static unsigned find_largest(int device, struct gr_oom_origin ret[GR_OOM_ORIGINS
         uint64_t block_count = atomic_load_explicit(&header->blocks, memory_order_relaxed);
         size_t stacks = atomic_load_explicit(&header->records_bytes, memory_order_relaxed) / 8;
         struct sum *sums = map_pages(stacks * sizeof(*sums)); /* by number of record; most stay unused */
-        uint32_t largest[GR_OOM_ORIGINS];
+        uint32_t largest[GR_OOM_ORIGINS] = {0};
         struct gr_origins_block block;
         unsigned count = 0;
 
@@ -539,10 +573,46 @@ static unsigned find_largest(int device, struct gr_oom_origin ret[GR_OOM_ORIGINS
         for (unsigned i = 0; i < count; i++) {
                 ret[i].bytes = sums[largest[i]].bytes;
                 ret[i].blocks = sums[largest[i]].blocks;
+                ret[i].freed_s = 0;
         }
         tell_places(largest, count, ret);
         if (sums)
                 munmap(sums, stacks * sizeof(*sums));
+        *ret_estimated = header->sample_bytes > 0;
+        return count;
+}
+
+/* For gr_oom_freed. A slot that is being written is left out. */
+static unsigned find_freed(int device, struct gr_oom_origin ret[GR_OOM_ORIGINS], bool *ret_estimated)
+{
+        uint32_t end = atomic_load(&freed_count), stacks[GR_OOM_ORIGINS] = {0};
+        uint64_t now_ns = gr_driver.now_ns();
+        unsigned count = 0, at;
+
+        (void)device;
+        for (uint32_t i = 1; i <= FREED; i++) {
+                struct freed *one = &freed[(end - i) % FREED];
+                uint64_t freed_ns = atomic_load_explicit(&one->freed_ns, memory_order_acquire), bytes, sample_bytes;
+                uint32_t stack = atomic_load_explicit(&one->stack, memory_order_relaxed);
+
+                bytes = atomic_load_explicit(&one->bytes, memory_order_relaxed);
+                sample_bytes = atomic_load_explicit(&one->sample_bytes, memory_order_relaxed);
+                atomic_thread_fence(memory_order_acquire);
+                if (!freed_ns || freed_ns != atomic_load_explicit(&one->freed_ns, memory_order_relaxed))
+                        continue;
+                for (at = 0; at < count && stacks[at] != stack; at++)
+                        ;
+                if (at == GR_OOM_ORIGINS)
+                        continue;
+                if (at == count) {
+                        stacks[count++] = stack;
+                        ret[at] = (struct gr_oom_origin){.freed_s = (double)(now_ns - gr_min(freed_ns, now_ns)) / 1e9 +
+                                                                    1e-9};
+                }
+                ret[at].bytes += gr_origins_weight(bytes, sample_bytes) * (double)bytes;
+                ret[at].blocks += gr_origins_weight(bytes, sample_bytes);
+        }
+        tell_places(stacks, count, ret);
         *ret_estimated = header->sample_bytes > 0;
         return count;
 }
@@ -610,8 +680,10 @@ bool gr_origins_init(void)
                 gr_log(GR_LOG_WARN, "GPURECLAIM_BACKTRACE: cannot write %s: %s", file.path.text,
                        rc == -EEXIST ? "it is no regular file" : strerror(-rc));
         gr_unlock(&lock);
-        if (!rc)
+        if (!rc) {
+                atomic_store(&gr_oom_freed, find_freed);
                 atomic_store(&gr_oom_origins, find_largest);
+        }
         return !rc;
 }
 

@@ -25,6 +25,10 @@ int main(int argc, char **argv)
         gt_open(&gt);
         GR_MUST(cuEventCreate(&event, CU_EVENT_DEFAULT));
         GR_MUST(cuMemAlloc(&kept, 8 * MIB));
+        for (volatile int i = 0; i < 80; i++) { /* more than the library tells of */
+                GR_MUST(cuMemAlloc(&freed, MIB));
+                GR_MUST(cuMemFree(freed));
+        }
         GR_MUST(cuMemAlloc(&freed, 4 * MIB));
         GR_MUST(cuMemFree(freed));
         GR_MUST(gt_fill(&gt, NULL, gt.simulated ? kept : 16, 1, 64));

@@ -180,6 +180,7 @@ run plain GPURECLAIM_PINNED_LIMIT=2MiB GPURECLAIM_LOG=silent 2>"$folder/err"
 # Nobody asked for it without these options.
 timeout 20 env GRSIM_FAULT=cuCtxSynchronize:2+=700 "LD_PRELOAD=$GR_TEST_SHIM" "$failing" wait >/dev/null 2>"$folder/err"
 [ -s "$folder/err" ] && fail "failing kernel, unasked: $(<"$folder/err")"
+line='failing_kernel\+0x[0-9a-f]+' ago='blocks?, [0-9.]+ s ago'
 while read -r first fault pool told; do
         env "GRSIM_FAULT=$fault" "$failing" "$first" >"$folder/native"
         timeout 20 env "GRSIM_FAULT=$fault" GPURECLAIM_POOL="$pool" GPURECLAIM_BACKTRACE=full \
@@ -194,7 +195,9 @@ while read -r first fault pool told; do
         [ "$(wc -l <"$folder/err")" -le 8 ] && [ "$(grep -c "a kernel failed" "$folder/err")" -eq 1 ] &&
                 grep -qF "warn: device 0: a kernel failed: $told; no more work" "$folder/err" &&
                 grep -q "  this process: 8.000 MiB in use" "$folder/err" &&
-                grep -q "  allocated by: failing_kernel+0x.*: 8.000 MiB in 1 block" "$folder/err" ||
+                grep -q "  allocated by: failing_kernel+0x.*: 8.000 MiB in 1 block" "$folder/err" &&
+                grep -qE "freed last, by what allocated it: $line: 4.000 MiB in 1 $ago; $line: 63.000 MiB in 63 $ago$" \
+                        "$folder/err" ||
                 fail "failing kernel, $fault"
 done <<'END'
 wait cuCtxSynchronize:2+=700 auto illegal address by cuCtxSynchronize
