@@ -27,6 +27,7 @@ OTHERS = ["native", "cudaMallocAsync", "its own pool", "PyTorch", "PyTorch, expa
 
 DOORS = {"pair_static": "static runtime", "pair_shared": "shared runtime", "pair_driver": "driver API"}
 
+TRACED = ("pair 64 KiB", "pair 1 MiB", "16 threads")  # of the cost of a trace, what is told in short
 OWN_PART = "the library's own part, seen on a simulated device"  # of the first calls
 
 TABLES = {
@@ -207,6 +208,12 @@ def headlines(tables, pool):
         compared = {name: ratio(values, columns.get("PyTorch")) for name, values in columns.items()}
         compared = {name: value for name, value in compared.items() if value}
         lines.append((f"{row} / PyTorch's with its own cache", compared, "x"))
+    for row, columns in tables.get("trace", {}).items():
+        turns = list(zip(columns.get("off", ()), columns.get("on", ())))
+        if turns and row in TRACED:
+            entry_ns = statistics.median((on - off) * 1000 / 2 for off, on in turns)  # a pair has two
+            lines.append((f"{row}: an entry of a trace", {"on": entry_ns}, "ns"))
+            lines.append((f"{row}: with a trace / without", {"on": ratio(columns["on"], columns["off"])}, "x"))
     plain("first calls: the library's own part", "first call", OWN_PART, "us")
     rows = tables.get("first call", {})
     for row in ("all of these", "a program without CUDA, start to end"):

@@ -48,6 +48,12 @@ for column in off on; do
         [ "$(rows "^tracing,trace,pair 64 KiB,$column,us,")" -eq 1 ] || fail "not one figure with the trace $column"
 done
 
+for row in 'pair 64 KiB' 'pair 1 MiB' '16 threads'; do
+        grep -qE "^\| $row: an entry of a trace, ns \|.* -?[0-9.]+ \|$" "$folder/said" &&
+                grep -qE "^\| $row: with a trace / without, x \|.* [0-9.]+ \|$" "$folder/said" ||
+                fail "not in short: an entry of the trace, $row"
+done
+
 # A program that fails is named, and the others are still measured.
 mkdir -p "$folder/broken/tests/bench"
 ln -s "$build/shim" "$build/tools" "$folder/broken/"
