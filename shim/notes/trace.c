@@ -8,11 +8,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/lock.h"
 #include "base/log.h"
 #include "base/no_cancel.h"
@@ -43,20 +45,30 @@ static struct gr_mapped_file file GR_GUARDED_BY(lock);
 
 /*
  * Writes zeroes at the end of the file, for STEP more batches. A page of a mapping that the disk has no room for would
- * end the program (SIGBUS), and so would a size that only ftruncate had set. 0 or -errno.
+ * end the program (SIGBUS), and so would a size that only ftruncate had set. In large pieces, as the system then has
+ * larger parts of the file in memory, and less to do when the program first writes there (docs/measurements.md,
+ * trace-cost). A file above the process's size limit would end it (SIGXFSZ). 0 or -errno.
  */
 GR_HELD(lock) static int extend_file(uint64_t present)
 {
-        static char zeroes[65536];
+        static char zeroes[256 << 10];
+        uint64_t at = sizeof(*header) + present * BATCH_BYTES, end = at + STEP * BATCH_BYTES;
         int fd = gr_mapped_file_open(&file), rc = 0;
+        struct rlimit most;
 
         gr_assert_locked(&lock);
         if (fd < 0)
                 return fd;
-        if (lseek(fd, (off_t)(sizeof(*header) + present * BATCH_BYTES), SEEK_SET) < 0)
-                rc = -errno;
-        for (size_t i = 0; !rc && i < STEP * BATCH_BYTES; i += sizeof(zeroes))
-                rc = gr_log_write(fd, zeroes, sizeof(zeroes), GR_WRITE_WAIT_MS);
+        if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < end)
+                rc = -EFBIG;
+        while (!rc && at < end) {
+                ssize_t written = pwrite(fd, zeroes, gr_min(end - at, sizeof(zeroes)), (off_t)at);
+
+                if (written > 0)
+                        at += (uint64_t)written;
+                else if (written == 0 || errno != EINTR)
+                        rc = written ? -errno : -EIO;
+        }
         gr_message_end(fd);
         return rc;
 }
