@@ -31,11 +31,14 @@ static enum MHD_Result send_reply(struct MHD_Connection *connection, unsigned st
         return result;
 }
 
-/* How much a reader wants this type, from 0 to 1. accept: its list of types, such as "a/b;c=1;q=0.5, d/e", or NULL. */
+/*
+ * How much a reader wants this type, from 0 to 1, or -1 where its list does not have it. accept: the list, such as
+ * "a/b;c=1;q=0.5, d/e", or NULL.
+ */
 static double quality(const char *accept, const char *type)
 {
         size_t length = strlen(type);
-        double most = 0;
+        double most = -1;
 
         for (const char *at = accept; at; at = strchr(at, ','), at += at != NULL) {
                 const char *part = at + strspn(at, " \t"), *end = at + strcspn(at, ",");
@@ -53,13 +56,23 @@ static double quality(const char *accept, const char *type)
         return most;
 }
 
+/* Whether the reader wants OpenMetrics: it has to name that type, as readers that take anything may not know it. */
+static bool wants_open_metrics(const char *accept)
+{
+        static const char *const plain[] = {"text/plain", "text/*", "*/*"}; /* the first of these in the list holds */
+        double open = quality(accept, "application/openmetrics-text"), other = -1;
+
+        for (size_t i = 0; i < sizeof(plain) / sizeof(plain[0]) && other < 0; i++)
+                other = quality(accept, plain[i]);
+        return open > 0 && open >= other;
+}
+
 /* Called by one thread, that of the server. */
 static enum MHD_Result answer_request(void *arg, struct MHD_Connection *connection, const char *url, const char *method,
                                       const char *version, const char *data, size_t *data_bytes, void **state)
 {
         const char *accept = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Accept"), *wrong;
-        double open = quality(accept, "application/openmetrics-text");
-        bool open_metrics = open > 0 && open >= quality(accept, "text/plain");
+        bool open_metrics = wants_open_metrics(accept);
         enum MHD_Result result;
         char text[256], *page;
         unsigned status;

@@ -186,6 +186,11 @@ def answers(scene, address, pid):
     for accept, is_open in (("Application/OpenMetrics-Text", True), ("text/html , application/openmetrics-text", True),
                             ("application/openmetrics-text; q=0.5, text/plain ;q=0.3", True),
                             ("application/openmetrics-text;q=0.3,text/plain;q=0.5", False),
+                            ("application/openmetrics-text;q=0.3,text/*;q=0.5", False),
+                            ("application/openmetrics-text;q=0.3,text/plain;q=0.2,text/*;q=0.5", True),
+                            ("application/openmetrics-text;q=0.3,text/*;q=0.2,*/*", True),
+                            ("application/openmetrics-text;q=0.3,text/html,*/*;q=0.5", False),
+                            ("*/*", False), ("application/*", False),
                             ("application/openmetrics-text;q=0", False), ("application/openmetrics-texts", False),
                             ("text/plain;x=application/openmetrics-text", False), ("", False)):
         kind = ask("GET", "/metrics", Accept=accept)[1]
