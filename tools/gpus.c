@@ -416,7 +416,9 @@ double member_idle_s(const struct gpu *gpu, const struct gr_member *member)
 {
         uint64_t now = gpu->region.ops->now_ns();
 
-        return now > member->active_ns ? (double)(now - member->active_ns) / 1e9 : 0;
+        if (member->figures[GR_FIGURE_waiting] || now < member->active_ns)
+                return 0;
+        return (double)(now - member->active_ns) / 1e9;
 }
 
 int size_parse(const char *text, uint64_t total_bytes, uint64_t *ret_bytes)

@@ -74,7 +74,7 @@ int gpu_request(struct gpu *gpu, const struct gr_member *member, const struct gr
  */
 int gpu_read_free(const char *name, uint64_t *ret_free_bytes, char ret_uuid[37]);
 
-/* Seconds since the process last did something with its memory. */
+/* Seconds since the process last did something with its memory; 0 while an allocation of it waits. */
 double member_idle_s(const struct gpu *gpu, const struct gr_member *member);
 
 /* Parses a size for a GPU of total_bytes. 0, or an error of gr_size_parse. */

@@ -19,14 +19,15 @@ static void print_member(const struct gpu *gpu, const struct gr_member *member)
 
         member_figures(gpu, member, figures);
         total = figures[GR_FIGURE_device_total];
-        printf("  %u %s%s: reserved %.2f%% of the GPU (%s of %s), idle for %.1f s\n", member->identity.pid,
-               member->name, member->same_namespace ? "" : " (of another pid namespace)",
+        printf("  %u %s%s: reserved %.2f%% of the GPU (%s of %s), ", member->identity.pid, member->name,
+               member->same_namespace ? "" : " (of another pid namespace)",
                total ? 100.0 * (double)member->reserved_bytes / (double)total : 0.0,
-               gr_size_format(member->reserved_bytes, a, sizeof(a)), gr_size_format(total, b, sizeof(b)),
-               member_idle_s(gpu, member));
-        gr_figures_text(figures, gr_sink_file, stdout);
+               gr_size_format(member->reserved_bytes, a, sizeof(a)), gr_size_format(total, b, sizeof(b)));
         if (figures[GR_FIGURE_waiting])
-                printf("    waiting for %s\n", gr_size_format(figures[GR_FIGURE_waiting], a, sizeof(a)));
+                printf("waiting for %s\n", gr_size_format(figures[GR_FIGURE_waiting], a, sizeof(a)));
+        else
+                printf("no allocation or free for %.1f s\n", member_idle_s(gpu, member));
+        gr_figures_text(figures, gr_sink_file, stdout);
 }
 
 /* Whether these are two groups on one GPU; such groups are neighbours in the list. */

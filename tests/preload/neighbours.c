@@ -365,7 +365,7 @@ static void mode_command(void)
         says(command(0, "status", 0), "memory: 350.000 MiB of 1.000 GiB used, 0 B not counted here");
         says(command(0, "status", 0), "    memory: 100.000 MiB live, 200.000 MiB cached, 300.000 MiB reserved\n");
         says(command(0, "status", 0), "    peak: 300.000 MiB reserved\n");
-        if (strstr(command(0, "status", 0), "idle for 0.0 s"))
+        if (strstr(command(0, "status", 0), "free for 0.0 s"))
                 fail("being asked counts as activity", 0);
         says(command(0, "status --json", 0), "\"live_bytes\": 104857600, \"cached_bytes\": 209715200");
         says(command(0, "limit %u 250MiB", pid), "hard limit now 250.000 MiB; 100.000 MiB live, 0 B cached");

@@ -14,6 +14,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 from scene import MIB, Scene, until
@@ -82,7 +83,7 @@ def what_is_not_ours(scene):
     scene.check(until(cached), "live and cached bytes are told")
     code, out, _ = scene.run("status", **nvml)
     scene.check(code == 0 and "400.000 MiB of 1.000 GiB used, 250.000 MiB not counted here" in out, f"in words: {out}")
-    scene.check(": reserved 14.65% of the GPU (150.000 MiB of 1.000 GiB), idle for" in out, f"the sentence: {out}")
+    scene.check(": reserved 14.65% of the GPU (150.000 MiB of 1.000 GiB), no allocation or free for" in out, f"the sentence: {out}")
     scene.check("driver's own" not in out, f"the driver's own is not known: {out}")
     scene.check("imported" not in out, f"nothing is imported: {out}")
     # Others' memory is told beside what is charged.
@@ -243,6 +244,23 @@ def containers(scene):
     inside.end()
 
 
+def waiting(scene):
+    """A process whose allocation waits is not idle, however long that takes."""
+    other, process = scene.start(), scene.start(GPURECLAIM_WAIT="60s")
+    scene.check(other.ask("alloc", 0, 900) == 0 and process.ask("alloc", 0, 100) == 0, "both have memory")
+    asking = threading.Thread(target=lambda: scene.check(process.ask("alloc", 0, 500) == 0, "it gets its memory"))
+    asking.start()
+    line = f"  {process.pid} python3: reserved 9.77% of the GPU (100.000 MiB of 1.000 GiB), waiting for 500.000 MiB\n"
+    scene.check(until(lambda: line in scene.run("status")[1]), f"it waits: {scene.run('status')[1]}")
+    idle = [one["idle_s"] for one in status(scene)[0]["processes"] if one["pid"] == process.pid]
+    scene.check(idle == [0], f"it is not idle: {idle}")
+    other.ask("free")
+    asking.join()
+    scene.check(until(lambda: "waiting" not in scene.run("status")[1]), "it waits no more")
+    for one in (other, process):
+        one.end()
+
+
 def watch(scene):
     """status --watch prints again and again, without control characters where no terminal is."""
     process = scene.start()
@@ -375,8 +393,8 @@ def all_users(scene):
 
 
 failed = 0
-for test, devices in ((orders, 2), (what_is_not_ours, 1), (groups, 1), (which_gpu, 1), (containers, 1), (watch, 1),
-                      (files, 1), (all_users, 1)):
+for test, devices in ((orders, 2), (what_is_not_ours, 1), (groups, 1), (which_gpu, 1), (containers, 1), (waiting, 1),
+                      (watch, 1), (files, 1), (all_users, 1)):
     with Scene(command, sim, shim, devices) as scene:
         os.mkdir(os.path.join(scene.folder, "lib"))
         shutil.copy(fake, os.path.join(scene.folder, "lib", "libnvidia-ml.so.1"))
