@@ -230,6 +230,8 @@ static void add_data(struct gr_json *json, const char *path, const struct report
         gr_json_string(json, "program", trace->header ? trace->header->command : "");
         gr_json_bool(json, "is_trace", trace->header);
         gr_json_bool(json, "begin_is_missing", trace->begin_is_missing);
+        gr_json_count(json, "doubtful_blocks", trace->doubtful_count);
+        gr_json_count(json, "doubtful_bytes", trace->doubtful_bytes);
         gr_json_bool(json, "timed", report->at_is_ns);
         gr_json_count(json, "last", report->last_at);
         gr_json_count(json, "operations", trace->count);

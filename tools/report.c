@@ -218,6 +218,10 @@ static void print_run(const struct gr_trace *trace)
         printf("\n");
         if (trace->begin_is_missing)
                 printf("  the beginning is missing: the file could not grow, and its oldest part was used again\n");
+        if (trace->doubtful_count > 0)
+                printf("  not counted: %s in %zu %s that may have been freed in the missing part\n",
+                       gr_size_format(trace->doubtful_bytes, a, sizeof(a)), trace->doubtful_count,
+                       block_word(trace->doubtful_count));
         printf("  the driver was asked for %zu of %zu allocations; %zu were refused\n", trace->counts[GR_ENTRY_MISS],
                trace->counts[GR_ENTRY_MISS] + trace->counts[GR_ENTRY_HIT], trace->counts[GR_ENTRY_REFUSED]);
         for (int i = 0; i < GR_TRACE_DEVICES; i++)
@@ -335,6 +339,8 @@ static void write_report(const struct report *report)
         if (report->trace.header) {
                 gr_json_string(&json, "program", report->trace.header->command);
                 gr_json_bool(&json, "begin_is_missing", report->trace.begin_is_missing);
+                gr_json_count(&json, "doubtful_blocks", report->trace.doubtful_count);
+                gr_json_count(&json, "doubtful_bytes", report->trace.doubtful_bytes);
                 gr_json_count(&json, "hits", report->trace.counts[GR_ENTRY_HIT]);
                 gr_json_count(&json, "misses", report->trace.counts[GR_ENTRY_MISS]);
                 gr_json_count(&json, "refused", report->trace.counts[GR_ENTRY_REFUSED]);

@@ -111,6 +111,14 @@ run bash -c "ulimit -f 2000 && exec env GPURECLAIM_POOL=bins $traced behind"
 is "a slow thread: exit status" 0 $status
 is "a slow thread: its block" 1 "$(count allocate ,12345,)"
 
+# A free that is lost, of a block whose allocation is not: it is not told as live.
+run bash -c "ulimit -f 2000 && exec env GPURECLAIM_POOL=bins $traced lent"
+is "a lost free: exit status" 0 $status
+is "a lost free: its block" 0 "$(count allocate ,12345,)"
+"$command" report trace >said
+grep -qF 'not counted: 12.056 KiB in 1 block that may' said && grep -qF 'live at the end: 0 B in 0 blocks' said ||
+        fail "a lost free: $(cat said)"
+
 # Nor is one that cannot have its first part.
 run bash -c "ulimit -f 8 && exec env GPURECLAIM_POOL=bins $traced wraps 100"
 is "no room: exit status" 0 $status

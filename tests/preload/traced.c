@@ -12,6 +12,7 @@
  *   ended    a second thread is told to end, and does so after 20 * ROUNDS; then the first thread makes as many
  *   behind   a second thread allocates, waits for a while, and allocates a block of its own size, which stays; 28000
  *            entries later 10000 more follow
+ *   lent     a second thread, which has written little, frees a block of the first, between 10000 entries and 27000
  */
 #include <cuda.h>
 #include <errno.h>
@@ -67,11 +68,12 @@ static void rounds(int count)
         }
 }
 
-static void keep(void)
+static CUdeviceptr keep(void)
 {
         CUdeviceptr ptr;
 
         GR_MUST(cuMemAlloc(&ptr, KEPT));
+        return ptr;
 }
 
 static void *in_thread(void *slow)
@@ -85,6 +87,16 @@ static void *in_thread(void *slow)
         pthread_barrier_wait(&turn);
         pthread_barrier_wait(&turn);
         keep();
+        return NULL;
+}
+
+static void *free_lent(void *lent)
+{
+        GR_MUST(cuCtxSetCurrent(context));
+        rounds(1);
+        pthread_barrier_wait(&turn);
+        pthread_barrier_wait(&turn);
+        GR_MUST(cuMemFree(*(CUdeviceptr *)lent));
         return NULL;
 }
 
@@ -167,6 +179,17 @@ int main(int argc, char **argv)
                 pthread_barrier_wait(&turn);
                 GR_MUST(pthread_join(thread, NULL));
                 rounds(5000);
+        } else if (strcmp(mode, "lent") == 0) {
+                CUdeviceptr lent;
+
+                pthread_barrier_init(&turn, NULL, 2);
+                GR_MUST(pthread_create(&thread, NULL, free_lent, &lent));
+                pthread_barrier_wait(&turn);
+                rounds(5000);
+                lent = keep();
+                pthread_barrier_wait(&turn);
+                GR_MUST(pthread_join(thread, NULL));
+                rounds(13500);
         } else {
                 fprintf(stderr, "usage: traced MODE [COUNT]\n");
                 return 2;

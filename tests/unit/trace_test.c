@@ -114,6 +114,40 @@ static void test_lost_free(void)
         gr_trace_free(&trace);
 }
 
+/* Of a file that was used again, what may have been freed in the part that is lost is left out. */
+static void test_doubtful(void)
+{
+        enum { OLDEST = 2 * GR_TRACE_BATCH, SECOND = 3 * GR_TRACE_BATCH, THIRD = 0, NEWEST = GR_TRACE_BATCH };
+        struct gr_trace trace;
+
+        make();
+        memset(file.entries, 0, sizeof(file.entries));
+        file.header.ring = BATCHES;
+        file.header.claimed = BATCHES + 2;
+        put(OLDEST, 10, 5, GR_ENTRY_HIT, 0x1000, 100);
+        put(OLDEST + 1, 12, 5, GR_ENTRY_HIT, 0x2000, 50);
+        put(OLDEST + 2, 14, 5, GR_ENTRY_FREE, 0x2000, 0);
+        put(SECOND, 20, 5, GR_ENTRY_HIT, 0x3000, 7);
+        put(THIRD, 30, 5, GR_ENTRY_HIT, 0x4000, 1);
+        put(THIRD + 1, 35, 5, GR_ENTRY_FREE, 0x3000, 0); /* nothing later than this is lost */
+        put(NEWEST, 34, 6, GR_ENTRY_HIT, 0x5000, 2);
+        put(NEWEST + 1, 40, 6, GR_ENTRY_HIT, 0x6000, 9);
+        GR_CHECK_EQ(read_bytes(sizeof(file), &trace), 0);
+        GR_CHECK_EQ(trace.doubtful_count, 3);
+        GR_CHECK_EQ(trace.doubtful_bytes, 103);
+        GR_CHECK_EQ(trace.count, 5);
+        GR_CHECK(trace.count == 5 && trace.ops[0].ptr == 0x2000 && trace.ops[3].is_free && trace.ops[4].bytes == 9);
+        GR_CHECK_EQ(trace.peak_live_bytes, 50);
+        gr_trace_free(&trace);
+
+        file.header.claimed = BATCHES; /* nothing is lost */
+        GR_CHECK_EQ(read_bytes(sizeof(file), &trace), 0);
+        GR_CHECK_EQ(trace.doubtful_count, 0);
+        GR_CHECK_EQ(trace.count, 8);
+        GR_CHECK_EQ(trace.peak_live_bytes, 150);
+        gr_trace_free(&trace);
+}
+
 /* A stack is that of the thread's next allocation, if that is at its address. */
 static void test_stacks(void)
 {
@@ -206,6 +240,7 @@ int main(void)
         GR_MUST(made < 0 || close(made));
         test_order();
         test_lost_free();
+        test_doubtful();
         test_stacks();
         test_refused();
         test_cut_off();

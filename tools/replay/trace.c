@@ -14,6 +14,7 @@ struct live {
         UT_hash_handle hh;
         uint64_t ptr; /* key */
         uint64_t bytes;
+        size_t op; /* its number in the trace */
         uint32_t slot;
         uint8_t device;
 };
@@ -38,7 +39,7 @@ struct reader {
         struct thread *threads;
         uint32_t *spare_slots;
         size_t spare_count;
-        uint64_t live_bytes;
+        uint64_t live_bytes, sure_from_ns;
         int columns[COLUMNS]; /* their places in a line; -1: not there */
 };
 
@@ -84,6 +85,7 @@ static int add_live(struct reader *reader, struct gr_trace_op *op)
         live->ptr = op->ptr;
         live->bytes = op->bytes;
         live->device = op->device;
+        live->op = reader->trace.count;
         live->slot = reader->spare_count > 0 ? reader->spare_slots[--reader->spare_count] : reader->trace.slot_count++;
         HASH_ADD(hh, reader->live, ptr, sizeof(live->ptr), live);
         op->slot = live->slot;
@@ -292,6 +294,57 @@ static int read_entry(struct reader *reader, const struct entry *entry)
                                                          .device = (uint8_t)device});
 }
 
+/*
+ * Of a file whose oldest batches were used again: looks at one of its batches, at its place in the file, for the time
+ * from which on no entry is lost. A thread goes on to another batch once half of the ring is ahead of its own. So a
+ * batch of the newer half was begun after the last entry of any batch that is lost, and its last entry came later.
+ */
+static void look_for_sure_time(struct reader *reader, size_t place, const struct gr_trace_entry *batch, size_t count)
+{
+        const struct gr_trace_header *header = reader->trace.header;
+        uint64_t ring = header->ring, newest = 0;
+
+        if (!reader->trace.begin_is_missing || place >= ring ||
+            (place - header->claimed % ring + ring) % ring < ring / 2)
+                return;
+        for (size_t i = 0; i < count; i++)
+                if (batch[i].head != 0 && batch[i].time_ns > newest)
+                        newest = batch[i].time_ns;
+        if (newest > 0 && newest < reader->sure_from_ns)
+                reader->sure_from_ns = newest;
+}
+
+/*
+ * Takes out the blocks that were allocated before that time and have no free in the file: the free may be among what is
+ * lost.
+ */
+static void forget_doubtful(struct reader *reader)
+{
+        struct gr_trace *trace = &reader->trace;
+        struct live *live, *next;
+        size_t kept = 0;
+
+        HASH_ITER (hh, reader->live, live, next) {
+                struct gr_trace_op *op = &trace->ops[live->op];
+
+                if (op->time_ns + trace->first_ns >= reader->sure_from_ns)
+                        continue;
+                trace->doubtful_count++;
+                trace->doubtful_bytes += op->bytes;
+                op->bytes = 0;
+        }
+        reader->live_bytes = trace->peak_live_bytes = 0;
+        for (size_t i = 0; i < trace->count; i++) {
+                if (trace->ops[i].bytes == 0)
+                        continue;
+                trace->ops[kept++] = trace->ops[i];
+                reader->live_bytes += trace->ops[i].is_free ? -trace->ops[i].bytes : trace->ops[i].bytes;
+                if (reader->live_bytes > trace->peak_live_bytes)
+                        trace->peak_live_bytes = reader->live_bytes;
+        }
+        trace->count = kept;
+}
+
 /* Reads the entries of a file, as far as they go, after its header has been read. */
 static int read_entries(struct reader *reader, FILE *file)
 {
@@ -301,6 +354,7 @@ static int read_entries(struct reader *reader, FILE *file)
         int rc = 0;
 
         while (!rc && (got = fread(batch, sizeof(batch[0]), GR_TRACE_BATCH, file)) > 0) {
+                look_for_sure_time(reader, at / GR_TRACE_BATCH, batch, got);
                 for (size_t i = 0; !rc && i < got; i++, at++) {
                         if (batch[i].head == 0)
                                 continue;
@@ -324,6 +378,8 @@ static int read_entries(struct reader *reader, FILE *file)
                 qsort(entries, count, sizeof(*entries), by_time);
         for (size_t i = 0; !rc && i < count; i++)
                 rc = read_entry(reader, &entries[i]);
+        if (!rc && reader->trace.begin_is_missing)
+                forget_doubtful(reader);
         for (size_t i = 0; i < reader->trace.event_count; i++) {
                 uint64_t *time_ns = &reader->trace.events[i].time_ns;
 
@@ -360,7 +416,8 @@ static int read_file(struct reader *reader, FILE *file, size_t *ret_line)
         gr_trace_make_text(header->command, sizeof(header->command));
         for (int i = 0; i < GR_TRACE_DEVICES; i++)
                 gr_trace_make_text(header->devices[i], sizeof(header->devices[i]));
-        reader->trace.begin_is_missing = header->claimed > header->ring;
+        reader->trace.begin_is_missing = header->ring > 0 && header->claimed > header->ring;
+        reader->sure_from_ns = UINT64_MAX;
         return read_entries(reader, file);
 }
 

@@ -39,6 +39,9 @@ struct gr_trace {
         /* Only from a file of GPURECLAIM_TRACE. */
         struct gr_trace_header *header; /* its texts end and are printable; NULL: another file */
         bool begin_is_missing;
+        /* Blocks that are left out, as they may have been freed in the missing part. */
+        size_t doubtful_count;
+        uint64_t doubtful_bytes;
         uint64_t first_ns; /* of the first operation, since the trace began */
         struct gr_trace_event {
                 uint64_t time_ns; /* since the first operation; 0 before it */
