@@ -1,14 +1,18 @@
 /* gpureclaim run: start a program with the library preloaded. */
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/options.h"
 #include "command.h"
 #include "paths.h"
 #include "system/options_file.h"
+
+#define SIM_FD 100 /* and above */
 
 /* Whether the program could write this file. False: errno says why not. */
 static bool can_be_written(const char *path)
@@ -92,6 +96,24 @@ static int check_limits(const char *command, struct gr_options *options)
         return STATUS_USAGE;
 }
 
+/*
+ * All processes of the program share one simulated device. Its file has no name, and lasts as long as this process,
+ * which becomes the program. A high number, as shells let their scripts use the low ones.
+ */
+static void share_sim(void)
+{
+        char path[64];
+        int fd = getenv("GRSIM_SHARED") ? -1 : memfd_create("gpureclaim-sim", MFD_CLOEXEC), high;
+
+        if (fd < 0)
+                return;
+        high = fcntl(fd, F_DUPFD, SIM_FD);
+        close(fd);
+        snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)getpid(), high);
+        if (high >= 0)
+                setenv("GRSIM_SHARED", path, 1);
+}
+
 int set_preload(const struct arguments *arguments)
 {
         const char *command = arguments->command;
@@ -123,6 +145,7 @@ int set_preload(const struct arguments *arguments)
                          GR_LIBDIR);
                 return STATUS_NO_LIBRARY;
         }
+        share_sim();
         return prepare_variable(command, "LD_LIBRARY_PATH", sim_dir);
 }
 

@@ -83,7 +83,8 @@ def what_is_not_ours(scene):
     scene.check(until(cached), "live and cached bytes are told")
     code, out, _ = scene.run("status", **nvml)
     scene.check(code == 0 and "400.000 MiB of 1.000 GiB used, 250.000 MiB not counted here" in out, f"in words: {out}")
-    scene.check(": reserved 14.65% of the GPU (150.000 MiB of 1.000 GiB), no allocation or free for" in out, f"the sentence: {out}")
+    sentence = ": reserved 14.65% of the GPU (150.000 MiB of 1.000 GiB), no allocation or free for "
+    scene.check(sentence in out, f"the sentence: {out}")
     scene.check("driver's own" not in out, f"the driver's own is not known: {out}")
     scene.check("imported" not in out, f"nothing is imported: {out}")
     # Others' memory is told beside what is charged.
@@ -261,6 +262,27 @@ def waiting(scene):
         one.end()
 
 
+def one_run(scene):
+    """The processes of one run on the simulated device share it, also if the first of them has ended."""
+    text = f"""
+import os, subprocess, sys
+sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})
+from scene import Process
+one, two = Process(os.environ, ()), Process(os.environ, ())
+print(one.ask("alloc", 0, 600), two.ask("alloc", 0, 600), two.ask("alloc", 0, 300), flush=True)
+subprocess.run([{command!r}, "status", "--json"])
+subprocess.Popen(["sh", "-c", f"while [ -e /proc/{{os.getpid()}}/fd/0 ]; do sleep 0.1; done; echo alloc 0 900 |"
+                  f"{{sys.executable}} {{sys.modules['scene'].__file__}}"])
+one.kill(), two.kill()
+"""
+    del scene.environment["GRSIM_SHARED"]
+    code, out, error = scene.run("run", "--sim", "--", sys.executable, "-c", text)
+    first, *rest, last = out.splitlines()
+    gpus = json.loads("\n".join(rest))["gpus"]
+    scene.check(code == 0 and first == "0 2 0" and len(gpus) == 1 and len(gpus[0]["processes"]) == 2, f"shared: {out}")
+    scene.check(last == "0" and "GRSIM_SHARED: cannot use" in error, f"later: {last} {error}")
+
+
 def watch(scene):
     """status --watch prints again and again, without control characters where no terminal is."""
     process = scene.start()
@@ -394,7 +416,7 @@ def all_users(scene):
 
 failed = 0
 for test, devices in ((orders, 2), (what_is_not_ours, 1), (groups, 1), (which_gpu, 1), (containers, 1), (waiting, 1),
-                      (watch, 1), (files, 1), (all_users, 1)):
+                      (one_run, 1), (watch, 1), (files, 1), (all_users, 1)):
     with Scene(command, sim, shim, devices) as scene:
         os.mkdir(os.path.join(scene.folder, "lib"))
         shutil.copy(fake, os.path.join(scene.folder, "lib", "libnvidia-ml.so.1"))

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 static pthread_once_t read_once = PTHREAD_ONCE_INIT;
 static struct sim_config config = {.devices = 1, .memory_bytes = (size_t)4 << 30, .pitch_bytes = 512};
@@ -37,6 +38,16 @@ static bool read_size(const char *text, size_t *ret_bytes)
                 }
         }
         return false;
+}
+
+/* Whether this descriptor of a process is the file that gpureclaim run --sim has made for all of its processes. */
+static bool is_of_run(const char *path)
+{
+        static const char file[] = "/memfd:gpureclaim-sim";
+        char link[sizeof file];
+
+        return readlink(path, link, sizeof link) >= (ssize_t)(sizeof file - 1) &&
+               memcmp(link, file, sizeof file - 1) == 0;
 }
 
 static bool read_lack(char *word)
@@ -140,7 +151,9 @@ static void read_environment(void)
         value = getenv("GRSIM_RDMA");
         config.rdma = value && strcmp(value, "1") == 0;
         value = getenv("GRSIM_SHARED");
-        if (value && *value)
+        if (value && strncmp(value, "/proc/", 6) == 0 && !is_of_run(value))
+                sim_complain("GRSIM_SHARED", value); /* that program has ended, or closed the file */
+        else if (value && *value)
                 config.shared = strdup(value);
         sim_read_list("GRSIM_LACKS", read_lack);
         sim_read_faults();
