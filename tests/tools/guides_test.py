@@ -52,6 +52,7 @@ STAND_INS = {
     "jupyter": "python3 train.py",
     "pytest": "python3 train.py",
     "srun": '"$@"',
+    "setpriv": 'while [ "${1#--}" != "$1" ]; do shift; done; "$@"',
     "docker": 'while [ "$1" != my-image ]; do shift; done; shift; command=$(basename "$1"); shift; "$command" "$@"',
     "apptainer": 'exec docker "$@"',
 }
@@ -93,6 +94,9 @@ class Section:
             "PYTHONPATH": f"{self._folder}:{source}/tools/python",
             "PYTHONDONTWRITEBYTECODE": "1",
             "SLURM_JOB_ID": "1",
+            "SLURM_JOB_UID": str(os.getuid()),
+            "SLURM_JOB_GID": str(os.getgid()),
+            "SLURM_SHARDS_ON_NODE": "3",
         }
         os.makedirs(f"{self._folder}/bin")
         for file in ("app", "train.py", "serve.py"):
