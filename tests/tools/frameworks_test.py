@@ -151,6 +151,10 @@ path = os.path.join(theirs, "sitecustomize.py")
 check("their sitecustomize", run(program, PYTHONPATH=theirs),
       f"theirs sitecustomize {path}\n{path} {[theirs]}")
 hook = run(write("hook.py", "import os\nprint(os.environ['PYTHONPATH'])\n"))
+done = subprocess.run([command, "run", "--sim", "--", sys.executable, os.path.join(folder.name, "uses_torch.py")],
+                      env=environment(PYTHONDONTWRITEBYTECODE=""), capture_output=True, text=True, timeout=60)
+check("what Python leaves in the folder of the hook", (done.returncode, os.path.exists(f"{hook}/__pycache__")),
+      (0, False))
 other = os.path.join(folder.name, "other")
 os.symlink(hook, other)
 check("the folder of the hook, by another name as well", run(program, PYTHONPATH=f"{other}:{theirs}"),

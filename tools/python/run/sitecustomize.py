@@ -17,7 +17,11 @@ def _register(name):
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_gpureclaim_run.py")
     spec = importlib.util.spec_from_file_location("_gpureclaim_run", path)
     gpureclaim = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gpureclaim)
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # as _remove_cached
+    try:
+        spec.loader.exec_module(gpureclaim)
+    finally:
+        sys.dont_write_bytecode = before
     if gpureclaim.available():
         gpureclaim.register_framework(name)
 
@@ -108,6 +112,18 @@ def _run_hidden():
         spec.loader.exec_module(module)
 
 
+def _remove_cached():
+    """Removes what Python has just written beside this file, if it could: an uninstall would leave that there."""
+    import os
+
+    try:
+        os.remove(__spec__.cached)
+        os.rmdir(os.path.dirname(__spec__.cached))
+    except (AttributeError, OSError, TypeError):
+        pass
+
+
 if sys.version_info >= (3, 6):
+    _remove_cached()
     sys.meta_path.insert(0, _Finder(("torch", "cupy", "jax")))
     _run_hidden()
