@@ -50,6 +50,15 @@ for file in run/sitecustomize.py run/_gpureclaim_run.py alerts.yml grafana.json;
         [ -e share/gpureclaim/$file ] || fail "no $file"
 done
 
+# The module is where Meson's Python looks for one, if it looks below the prefix.
+module=$(dirname "$(find "$PWD" -name py.typed)")
+# shellcheck disable=SC2046
+$(sed -n '1s/^#! *//p' "$(command -v meson)") - "$prefix" "${module#"$PWD"}" <<'PY' || fail "$module is not found"
+import os, site, sys
+folders = [folder for folder in site.getsitepackages() if folder.startswith(sys.argv[1] + "/lib")]
+sys.exit(bool(folders) and os.path.dirname(sys.argv[1] + sys.argv[2]) not in folders)
+PY
+
 # A program in C, by pkg-config.
 export PKG_CONFIG_PATH
 PKG_CONFIG_PATH=$(dirname "$(find "$PWD" -name gpureclaim.pc)")
