@@ -14,10 +14,9 @@ import sys
 from types import SimpleNamespace as Record
 
 
-def read_commands(text, have_top):
+def read_commands(text):
     """The rows of commands.def: commands with name, rest, usage, summary, help, and flags with name, value, help."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
-    text = re.sub(r"#ifdef GR_HAVE_TOP\n(.*?)#endif\n", r"\1" if have_top else "", text, flags=re.S)
     commands = {}
     for kind, row in re.findall(r"^(COMMAND|FLAG)\((.*?)\)$", text, re.M | re.S):
         cells = [""]
@@ -257,13 +256,13 @@ def c_text(name, text):
 
 
 def main():
-    output, folder, version, have_top = sys.argv[1:]
+    output, folder, version = sys.argv[1:]
 
     def read(name):
         with open(f"{folder}/{name}", encoding="utf-8") as file:
             return file.read()
 
-    commands = read_commands(read("tools/commands.def"), have_top == "1")
+    commands = read_commands(read("tools/commands.def"))
     intro, sections = read_options(read("docs/options.md"))
     if output == "gpureclaim.1":
         text = command_page(version, commands, sections, read("README.md"))

@@ -146,9 +146,18 @@ __attribute__((unused)) static int become_other(const struct arguments *argument
         return become(arguments->command, argv);
 }
 
-#if defined(GR_HAVE_TOP) && !defined(GR_IS_TOP)
+/* EXIT_FAILURE: this one was not built, as the library that it needs was missing. */
+__attribute__((unused)) static int say_not_built(const struct arguments *arguments, const char *library)
+{
+        complain("%s: built without %s: install it (Debian, Ubuntu: %s-dev) and build again", arguments->command,
+                 library, library);
+        return EXIT_FAILURE;
+}
+
+#ifndef GR_IS_TOP
 int command_top(const struct arguments *arguments)
 {
+#ifdef GR_HAVE_TOP
         const char *words[4] = {NULL}, *interval = flag_value(arguments, "interval");
         size_t n = 0;
 
@@ -159,6 +168,9 @@ int command_top(const struct arguments *arguments)
                 words[n] = interval;
         }
         return become_other(arguments, words);
+#else
+        return say_not_built(arguments, "libncurses");
+#endif
 }
 #endif
 
@@ -170,9 +182,7 @@ int command_serve(const struct arguments *arguments)
 
         return become_other(arguments, words);
 #else
-        complain("%s: built without libmicrohttpd: install it (Debian, Ubuntu: libmicrohttpd-dev) and build again",
-                 arguments->command);
-        return EXIT_FAILURE;
+        return say_not_built(arguments, "libmicrohttpd");
 #endif
 }
 #endif
