@@ -150,7 +150,7 @@ static void print_text(const struct gpu *gpus, size_t count, size_t other)
                 printf("No process of yours runs under gpureclaim on a GPU here.\n");
         if (other > 0 && gpus_folder(folder, &by_default) == 0) {
                 gr_log_clean(folder, strlen(folder));
-                printf("Files in %s that belong to another version of gpureclaim, or to something else: %zu\n", folder,
+                printf("Files in %s of another user or version of gpureclaim, or of something else: %zu\n", folder,
                        other);
         }
 }
