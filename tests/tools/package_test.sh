@@ -1,6 +1,7 @@
 #!/bin/bash
 # A package of scripts/package: built twice, the same; installed, used, upgraded and removed without a trace. Packages
-# for Debian are checked by lintian, and installed on top of this machine's system, which does not see it.
+# for Debian are checked by lintian, and installed on top of this machine's system, which does not see it; there the
+# commands of README.md and the guides are run as well.
 # Usage: package_test.sh SOURCE_FOLDER CUDA_INCLUDE deb|wheel|tarball|rpm
 set -u
 . "$(dirname "$0")/../support/fail.sh"
@@ -94,7 +95,7 @@ deb)
         done
         mkdir "$tree/mounted"
         export -f works fail
-        export tree version failed
+        export tree version failed source
         # shellcheck disable=SC2016
         unshare -m bash -c '
                 mount -t tmpfs tmpfs "$tree/mounted" && cd "$tree/mounted" && mkdir new work root &&
@@ -108,6 +109,9 @@ deb)
                         [ ! -e /usr/share/gpureclaim/gpureclaim.gone ] || fail \"a file of the older version is left\"
                         works gpureclaim /usr/bin/python3
                         LD_PRELOAD=libgpureclaim.so true 2>&1 | grep . && fail \"the library is not found by its name\"
+                        sim=\$(dirname \"\$(dpkg -L gpureclaim | grep sim/libcuda.so.1)\")
+                        python3 -B $source/tests/tools/guides_test.py /usr/bin/gpureclaim \$sim \
+                                \$sim/../../libgpureclaim.so $source || fail \"the commands of the guides\"
                         dpkg -P gpureclaim python3-gpureclaim || fail \"dpkg -P\"
                         rm -r /packages
                         exit \$failed" || failed=1
