@@ -125,15 +125,17 @@ static bool reach_each_other(struct gr_context *other, void *arg)
 struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int device)
 {
         struct gr_context *context, *dead = NULL;
-        bool added = false;
+        bool added = false, alone = true;
 
         gr_lock(&core->contexts_lock);
         context = gr_context_find_locked(core, handle);
         if (context)
                 goto out;
-        for (context = core->contexts; context && !dead; context = context->next)
-                if (!context->alive && context->device->ordinal == device)
+        for (context = core->contexts; context; context = context->next) {
+                alone &= !context->alive;
+                if (!dead && !context->alive && context->device->ordinal == device)
                         dead = context;
+        }
         assert(!dead || !dead->joining);
         context = dead; /* empty since it has gone */
         if (dead)
@@ -152,6 +154,10 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
 out:
         gr_unlock(&core->contexts_lock);
         if (added) {
+                if (!alone) { /* work of one runs beside work of another */
+                        gr_core_end_order(core);
+                        gr_fence_end_order(context->fence);
+                }
                 gr_context_each(core, device, reach_each_other, context);
                 gr_pinned_join(context);
                 gr_lock(&core->contexts_lock);
@@ -159,6 +165,29 @@ out:
                 gr_unlock(&core->contexts_lock);
         }
         return context;
+}
+
+static bool end_order(struct gr_context *context, void *arg)
+{
+        (void)arg;
+        gr_fence_end_order(context->fence);
+        return true;
+}
+
+void gr_core_end_order(struct gr_core *core)
+{
+        if (atomic_load(&core->order_over))
+                return;
+        gr_context_each(core, -1, end_order, NULL);
+        /* After all have ended: who reads that it is over need not wait for another thread that ends it */
+        atomic_store(&core->order_over, true);
+        gr_context_each(core, -1, end_order, NULL); /* contexts that were added meanwhile */
+}
+
+void gr_core_note_overlap(struct gr_core *core)
+{
+        gr_core_end_order(core);
+        atomic_store(&core->streams_overlap, true);
 }
 
 static bool close_before_wait(struct gr_context *context, void *arg)
@@ -177,6 +206,7 @@ static bool close_before_capture(struct gr_context *context, void *arg)
 
 void gr_core_will_wait(struct gr_core *core)
 {
+        gr_core_end_order(core); /* the barrier for that must not come behind such work */
         atomic_store(&core->waits_for_others, true);
         while (atomic_load(&core->barriers_being_laid) > 0) /* also where another thread waits for them */
                 core->driver->sleep_ns(VISIT_LOOK_NS);
@@ -199,6 +229,7 @@ void gr_core_stream_waits(struct gr_core *core)
 
 void gr_core_will_capture(struct gr_core *core)
 {
+        gr_core_end_order(core); /* while a capture is open, no barrier can be laid */
         gr_context_each(core, -1, close_before_capture, NULL);
         gr_fence_close_before_capture(core->process_fence);
 }

@@ -102,8 +102,17 @@ void gr_core_context_stays(struct gr_context *context);
 void gr_core_context_gone(struct gr_context *context);
 
 /*
- * Called before the driver gets work that waits for others: sets waits_for_others, and returns once no barrier is being
- * laid by a thread that has not seen it. Closes the open epochs, as events recorded later would come behind that work.
+ * Called before the program gets to submit work that may run beside work which was submitted before it: from then on a
+ * freed block is handed out again only when its fence allows it. Work submitted after the call waits for what may still
+ * use blocks that were handed out before. gr_core_note_overlap also sets streams_overlap.
+ */
+void gr_core_end_order(struct gr_core *core);
+void gr_core_note_overlap(struct gr_core *core);
+
+/*
+ * Called before the driver gets work that waits for others: ends the order, sets waits_for_others, and returns once no
+ * barrier is being laid by a thread that has not seen it. Closes the open epochs, as events recorded later would come
+ * behind that work.
  */
 void gr_core_will_wait(struct gr_core *core);
 

@@ -91,6 +91,7 @@ struct gr_config {
         enum gr_graph_arena graph_arena;
         uint64_t decay_ns;         /* 0: off */
         uint64_t wait_ns;          /* 0: off */
+        bool in_order;             /* work runs in the order of submission until gr_core_end_order is called */
         bool wait_for_others_only; /* not where they have too little, as only this process could free the rest */
         bool proactive;
         bool malloc_trim;
@@ -117,6 +118,11 @@ struct gr_core {
          * beside other work.
          */
         _Atomic bool streams_overlap;
+        /*
+         * Set for good, and for all contexts, once work may run beside work that was submitted before it
+         * (gr_core_end_order): where streams overlap, and where launches or graphs do.
+         */
+        _Atomic bool order_over;
 
         const struct gr_driver *driver;
         struct gr_gate gate;
@@ -180,7 +186,7 @@ struct gr_core {
         void (*served)(void);
 };
 
-_Static_assert(offsetof(struct gr_core, streams_overlap) < GR_LINE_BYTES, "a free reads one cache line of it");
+_Static_assert(offsetof(struct gr_core, order_over) < GR_LINE_BYTES, "a free reads one cache line of it");
 
 /* Adds n to a counter. */
 static inline void gr_count(struct gr_core *core, enum gr_counter counter, uint64_t n)

@@ -35,6 +35,18 @@
 
 _Static_assert(CLOSE_MOST_BYTES >= GR_FENCE_CLOSE_BYTES, "the bounds do not cross");
 
+/* The order of a new fence's work. */
+static enum gr_order first_order(const struct gr_fence *fence)
+{
+        const struct gr_core *core = fence->core;
+
+        return core->config.in_order && fence->owner && core->config.reuse == GR_REUSE_AUTO &&
+                               core->driver->context_record && core->driver->context_wait &&
+                               !atomic_load(&core->order_over)
+                       ? GR_ORDER_KEPT
+                       : GR_ORDER_OVER;
+}
+
 void gr_fence_init(struct gr_fence *fence, struct gr_core *core, struct gr_device *device, struct gr_context *owner)
 {
         assert(!owner || owner->device == device);
@@ -47,6 +59,7 @@ void gr_fence_init(struct gr_fence *fence, struct gr_core *core, struct gr_devic
         gr_lock_init(&fence->events_lock, GR_RANK_EVENTS);
         fence->accessors[0] = owner;
         fence->accessor_count = owner != NULL;
+        atomic_init(&fence->order, first_order(fence));
 }
 
 void gr_fence_destroy(struct gr_fence *fence)
@@ -278,7 +291,7 @@ uint64_t gr_fence_close_bytes(struct gr_fence *fence)
          * A part of the device, not of live memory: adding up live memory reads a cache line of each arena, which its
          * threads write at every hit.
          */
-        if (gr_fence_barrier_is_cheap(fence))
+        if (gr_fence_barrier_is_cheap(fence) && !gr_fence_is_in_order(fence))
                 return gr_max(atomic_load_explicit(&fence->device->total_bytes, memory_order_relaxed) /
                                       CLOSE_DEVICE_PART,
                               GR_FENCE_CLOSE_BYTES);
@@ -452,10 +465,32 @@ static int lay_barrier(struct gr_fence *fence, const struct gr_epoch *epoch)
         return rc;
 }
 
-/* Closes the open epoch and lays a barrier behind it, unless epoch is usable by then. */
+/* As gr_fence_barrier. Fence lock and gate held. */
+static int barrier_locked(struct gr_fence *fence)
+{
+        struct gr_epoch *newest;
+        int rc;
+
+        gr_assert_locked(&fence->lock);
+        if (!fence->core->driver->context_record || !fence->core->driver->context_wait)
+                return sync_locked(fence);
+        rc = close_locked(fence, false);
+        if (rc || fence->pending_count == 0)
+                return rc;
+        newest = pending_at(fence, fence->pending_count - 1);
+        if (newest->number <= atomic_load(&fence->usable_epoch))
+                return 0;
+        rc = lay_barrier(fence, newest);
+        if (rc)
+                return gr_fence_failed(fence, rc);
+        gr_count(fence->core, GR_COUNTER_barriers, 1);
+        set_usable(fence, newest);
+        return 0;
+}
+
+/* Lays a barrier behind all that was freed so far, unless epoch is usable by then. */
 static int barrier_for(struct gr_fence *fence, uint64_t epoch)
 {
-        const struct gr_driver *driver = fence->core->driver;
         int rc = 0;
 
         if (gr_fence_usable(fence, epoch))
@@ -463,30 +498,34 @@ static int barrier_for(struct gr_fence *fence, uint64_t epoch)
         if (!gr_gate_enter(&fence->core->gate))
                 return -EBUSY;
         gr_lock(&fence->lock);
-        if (gr_fence_usable(fence, epoch))
-                goto out;
-        if (!driver->context_record || !driver->context_wait) {
-                rc = sync_locked(fence);
-                goto out;
-        }
-        rc = close_locked(fence, false);
-        if (!rc && fence->pending_count > 0) {
-                struct gr_epoch *newest = pending_at(fence, fence->pending_count - 1);
-
-                if (gr_fence_usable(fence, newest->number))
-                        goto out;
-                rc = lay_barrier(fence, newest);
-                if (rc) {
-                        rc = gr_fence_failed(fence, rc);
-                        goto out;
-                }
-                gr_count(fence->core, GR_COUNTER_barriers, 1);
-                set_usable(fence, newest);
-        }
-out:
+        if (!gr_fence_usable(fence, epoch))
+                rc = barrier_locked(fence);
         gr_unlock(&fence->lock);
         gr_gate_leave(&fence->core->gate);
         return rc;
+}
+
+void gr_fence_end_order(struct gr_fence *fence)
+{
+        bool entered;
+        int rc = 0;
+
+        if (atomic_load(&fence->order) == GR_ORDER_OVER)
+                return;
+        entered = gr_gate_enter(&fence->core->gate);
+        gr_lock(&fence->lock); /* until it is over: another thread may have come first */
+        if (atomic_load(&fence->order) == GR_ORDER_KEPT) {
+                atomic_store(&fence->order, GR_ORDER_ENDS);
+                rc = entered ? barrier_locked(fence) : -EBUSY;
+                if (rc && entered)
+                        rc = sync_locked(fence);
+                if (rc) /* blocks that work still uses may have been handed out: at least no more are */
+                        atomic_store(&fence->broken, rc);
+                atomic_store(&fence->order, GR_ORDER_OVER);
+        }
+        gr_unlock(&fence->lock);
+        if (entered)
+                gr_gate_leave(&fence->core->gate);
 }
 
 int gr_fence_barrier(struct gr_fence *fence)
@@ -634,6 +673,7 @@ void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other)
         bool known = false;
 
         assert(other && other != fence->owner); /* which is an accessor from the beginning */
+        gr_fence_end_order(fence);
         gr_lock(&fence->lock);
         for (unsigned i = 0; i < fence->accessor_count; i++)
                 known |= fence->accessors[i] == other;
@@ -686,6 +726,7 @@ void gr_fence_reset(struct gr_fence *fence)
         atomic_store(&fence->accessor_overflow, false);
         fence->overflow_peer = false;
         atomic_store(&fence->broken, 0);
+        atomic_store(&fence->order, first_order(fence));
         gr_unlock(&fence->lock);
         gr_lock(&fence->events_lock);
         fence->idle_event_count = 0;

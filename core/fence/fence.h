@@ -39,7 +39,15 @@ struct gr_device;
 
 #define GR_EPOCHS_PENDING    64 /* closed epochs whose events have not passed; when full, the newest two merge */
 #define GR_FENCE_CLOSE_BYTES (UINT64_C(32) << 20) /* an epoch is never closed for less than this */
+#define GR_EPOCH_LAST        (UINT64_MAX - 1)     /* no epoch is that late */
 #define GR_ACCESSORS_MAX     16                   /* contexts that can reach a context's blocks, itself included */
+
+/* Whether all work of the context runs in the order of submission. */
+enum gr_order {
+        GR_ORDER_OVER,
+        GR_ORDER_ENDS, /* it may not, from now on, and a barrier is being laid behind what was submitted before */
+        GR_ORDER_KEPT,
+};
 
 struct gr_event {
         struct gr_context *context; /* where it was created; NULL: destroyed since, so the work is done */
@@ -67,6 +75,7 @@ struct gr_fence {
         _Atomic int broken;              /* the driver's error (negative) after which no fence can be trusted */
         _Atomic unsigned accessor_count; /* of accessors below; changed with the lock held */
         _Atomic bool accessor_overflow;  /* more than fit: freed blocks go to the driver; changed with the lock held */
+        _Atomic uint8_t order;           /* enum gr_order; changed with the lock held, unless the fence is new */
         struct gr_core *core;            /* constant */
         /* the context whose fence it is, constant; NULL: this is core->process_fence */
         struct gr_context *owner;
@@ -142,6 +151,21 @@ static inline bool gr_fence_is_blind(struct gr_fence *fence)
         return gr_fence_is_broken(fence) || gr_fence_overflow(fence);
 }
 
+/*
+ * Whether all work of the context runs in the order in which it is submitted, as it has one stream only. Then what is
+ * submitted after a free runs after all that may use the freed block: it is usable at once, and needs no barrier.
+ */
+static inline bool gr_fence_is_in_order(const struct gr_fence *fence)
+{
+        return atomic_load_explicit(&fence->order, memory_order_acquire) == GR_ORDER_KEPT;
+}
+
+/*
+ * From now on the work of the context may not be in order. What was freed so far becomes usable by a barrier: work that
+ * is submitted after this call waits for all work before it. Cheap the second time.
+ */
+void gr_fence_end_order(struct gr_fence *fence);
+
 /* Blocks freed in this and earlier epochs may be handed out. */
 static inline uint64_t gr_fence_usable_epoch(struct gr_fence *fence)
 {
@@ -149,6 +173,8 @@ static inline uint64_t gr_fence_usable_epoch(struct gr_fence *fence)
         (void)fence;
         return UINT64_MAX;
 #else
+        if (gr_fence_is_in_order(fence))
+                return GR_EPOCH_LAST;
         if (gr_fence_overflow(fence)) /* a barrier does not reach the contexts that did not fit */
                 return atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
         return atomic_load_explicit(&fence->usable_epoch, memory_order_acquire);
@@ -227,7 +253,7 @@ static inline uint64_t gr_fence_quarantine_bytes(struct gr_fence *fence)
         uint64_t usable = atomic_load_explicit(&fence->usable_bytes, memory_order_relaxed);
         uint64_t freed = gr_fence_freed_bytes(fence);
 
-        return freed > usable ? freed - usable : 0;
+        return gr_fence_is_in_order(fence) ? 0 : freed > usable ? freed - usable : 0;
 }
 
 /*

@@ -75,7 +75,8 @@ GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *ra
 bool gr_segments_serve_ahead(struct gr_context *context, const struct gr_segment *segment)
 {
         gr_assert_locked(&context->segments->lock);
-        return !segment->small && !segment->graph && gr_fence_barrier_is_cheap(context->fence);
+        return gr_fence_is_in_order(context->fence) ||
+               (!segment->small && !segment->graph && gr_fence_barrier_is_cheap(context->fence));
 }
 
 /* Counts a range as waiting, which the caller puts into the queue. */

@@ -399,8 +399,3 @@ void gr_captures_hold(struct gr_context *context, uint64_t ptr)
         gr_graph_hold_add(hold, ptr);
         gr_graph_hold_release(hold);
 }
-
-void gr_captures_note_overlap(void)
-{
-        atomic_store(&gr_core.streams_overlap, true);
-}

@@ -134,7 +134,4 @@ static inline void gr_capture_may_fork(CUstream stream, enum gr_null_stream null
  */
 void gr_captures_note_work(CUstream stream, enum gr_null_stream null_stream);
 
-/* From this call on, work may run beside other work. Called after gr_shim_ready. */
-void gr_captures_note_overlap(void);
-
 #endif

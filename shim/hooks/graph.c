@@ -533,6 +533,7 @@ static CUresult instantiate_graph(struct instantiation *of)
                 GR_KEEP_ERRNO;
                 GR_NO_CANCEL;
 
+                gr_core_end_order(&gr_core); /* a graph that is launched on the device may outlive its launch there */
                 context = gr_context_current();
                 before_bytes = context ? gr_overhead_before(context) : 0;
         }

@@ -24,7 +24,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
                         gr_lock(&gr_primary_locks[dev]);
                         result = GR_WITH_ROOM_NOW(dev, GR_REAL(cuGreenCtxCreate, green, description, dev, flags));
                         if (result == CUDA_SUCCESS) {
-                                gr_captures_note_overlap(); /* its stream runs beside that of the primary context */
+                                gr_core_note_overlap(&gr_core); /* its stream runs beside that of the primary context */
                                 gr_context_green_made(dev, gr_green_add(*green, dev));
                         }
                         gr_unlock(&gr_primary_locks[dev]);

@@ -272,7 +272,7 @@ static void note_stream(CUresult result, const void *creator)
         assert(creator);
         if (result == CUDA_SUCCESS && gr_shim_ready() && !atomic_load(&gr_core.streams_overlap) &&
             !is_without_work(creator))
-                gr_captures_note_overlap();
+                gr_core_note_overlap(&gr_core);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)

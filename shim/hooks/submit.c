@@ -1,7 +1,8 @@
 /*
- * Work on per-thread streams (nvcc's --default-stream per-thread, and the handle CU_STREAM_PER_THREAD). No call creates
- * such a stream, so it is noticed at the first work on it, a copy or fill included: even that may wait for work that
- * another thread submits later to its own stream.
+ * The first work that is not on the legacy default stream. A stream that the program makes is noticed before (stream.c)
+ * unless it counts as one without work; but no call creates the per-thread streams (nvcc's --default-stream per-thread,
+ * and the handle CU_STREAM_PER_THREAD). So these are noticed at the first work on them, a copy or fill included: even
+ * that may wait for work that another thread submits later to its own stream.
  *
  * Work beside a capture is noticed here, too (gr_captures_note_work).
  *
@@ -9,8 +10,7 @@
  * heap that kernels allocate from. Where the driver has none left, it gets what is cached.
  *
  * Every launch passes one of these hooks, so they only compare the stream's handle, two flags, and the result. Copies
- * and fills for which the host waits are not here, as they alone overlap with nothing; they only pass the sleep gate
- * (gated.c).
+ * and fills without a stream are not here; on the legacy default stream they only pass the sleep gate (gated.c).
  */
 #include "hooks/submit.h"
 
@@ -22,17 +22,10 @@
 #include "hooks/captures.h"
 #include "hooks/context.h"
 
-/* Whether this is the first work seen on a per-thread stream. */
-static inline bool is_first(CUstream stream, enum gr_null_stream null_stream)
-{
-        return (stream == CU_STREAM_PER_THREAD || (null_stream == GR_NULL_PER_THREAD && !stream)) &&
-               !atomic_load_explicit(&gr_core.streams_overlap, memory_order_relaxed);
-}
-
 void gr_submit_begin(CUstream stream, enum gr_null_stream null_stream)
 {
-        if (is_first(stream, null_stream) && gr_shim_ready())
-                gr_captures_note_overlap();
+        if (gr_submit_is_first(stream, null_stream) && gr_shim_ready())
+                gr_core_note_overlap(&gr_core);
         if (gr_captures_are_open())
                 gr_captures_note_work(stream, null_stream);
 }
@@ -72,8 +65,9 @@ static __attribute__((noinline, cold)) bool launch_lacks_memory(CUresult result,
         {                                                                                                              \
                 __typeof__(symbol) *real = __atomic_load_n(&gr_real.symbol, __ATOMIC_RELAXED);                         \
                                                                                                                        \
-                if (__builtin_expect(                                                                                  \
-                            !real || is_first(stream, null_stream) || gr_captures_are_open() || gr_sleep_is_on(), 0))  \
+                if (__builtin_expect(!real || gr_submit_is_first(stream, null_stream) || gr_captures_are_open() ||     \
+                                             gr_sleep_is_on(),                                                         \
+                                     0))                                                                               \
                         real = symbol##_first;                                                                         \
                 return GR_WITH_ROOM_WHERE(lacks, -1, real(__VA_ARGS__));                                               \
         }
@@ -93,25 +87,32 @@ SUBMISSION_OF(cuLaunchCooperativeKernel, stream, LAUNCH_LACKS_MEMORY,
                unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **values),
               function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, values)
 
+/* Whether the attributes of a launch let it run beside the launch before or after it. */
+static bool may_overlap(const CUlaunchConfig *config)
+{
+        for (unsigned i = 0; config->attrs && i < config->numAttrs; i++)
+                if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||
+                    config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
+                    config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
+                        return true;
+        return false;
+}
+
 /*
- * A launch in a capture. Its attributes may let it run beside the launch before or after it. Then no memory serves
- * twice in that capture from there on, as after an event. If some has served twice already, the launch before may still
- * use the memory of this one: so this one has to wait for it.
+ * A launch in a capture. If it may overlap, no memory serves twice in that capture from there on, as after an event. If
+ * some has served twice already, the launch before may still use the memory of this one: so this one has to wait for
+ * it.
  */
 static CUresult launch_captured(const CUlaunchConfig *config, CUfunction function, void **values, void **extra,
                                 enum gr_null_stream null_stream, __typeof__(cuLaunchKernelEx) *real)
 {
         CUlaunchConfig plain = *config;
         CUlaunchAttribute *attributes = NULL;
-        bool overlaps = false;
         CUresult result;
         GR_KEEP_ERRNO;
 
-        for (unsigned i = 0; config->attrs && i < config->numAttrs; i++)
-                overlaps |= config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||
-                            config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
-                            config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
-        if (!overlaps || !gr_capture_forks(gr_capture_identity(config->hStream, null_stream), GR_FORK_BY_EVENT))
+        if (!may_overlap(config) ||
+            !gr_capture_forks(gr_capture_identity(config->hStream, null_stream), GR_FORK_BY_EVENT))
                 return real(config, function, values, extra);
         attributes = calloc(config->numAttrs, sizeof(*attributes));
         if (!attributes)
@@ -127,12 +128,20 @@ static CUresult launch_captured(const CUlaunchConfig *config, CUfunction functio
         return result;
 }
 
+/* Whether a launch is to be looked at, as its attributes may end the order of all work. */
+static inline bool may_end_order(const CUlaunchConfig *config)
+{
+        return config && config->numAttrs > 0 && !atomic_load_explicit(&gr_core.order_over, memory_order_acquire);
+}
+
 #define LAUNCH_EX(symbol, null_stream)                                                                                 \
         static __attribute__((noinline, cold))                                                                         \
         CUresult symbol##_rare(const CUlaunchConfig *config, CUfunction function, void **values, void **extra)         \
         {                                                                                                              \
                 GR_PASS_GATE;                                                                                          \
                 gr_submit_begin(config ? config->hStream : NULL, null_stream);                                         \
+                if (config && may_overlap(config) && gr_shim_ready())                                                  \
+                        gr_core_end_order(&gr_core);                                                                   \
                 return config && gr_real.symbol && gr_captures_are_open()                                              \
                                ? launch_captured(config, function, values, extra, null_stream, gr_real.symbol)         \
                                : GR_REAL(symbol, config, function, values, extra);                                     \
@@ -143,7 +152,8 @@ static CUresult launch_captured(const CUlaunchConfig *config, CUfunction functio
                 __typeof__(symbol) *real = __atomic_load_n(&gr_real.symbol, __ATOMIC_RELAXED);                         \
                                                                                                                        \
                 if (__builtin_expect(!real || gr_captures_are_open() || gr_sleep_is_on() ||                            \
-                                             is_first(config ? config->hStream : NULL, null_stream),                   \
+                                             gr_submit_is_first(config ? config->hStream : NULL, null_stream) ||       \
+                                             may_end_order(config),                                                    \
                                      0))                                                                               \
                         real = symbol##_rare;                                                                          \
                 return GR_WITH_ROOM_WHERE(LAUNCH_EX_LACKS_MEMORY, -1, real(config, function, values, extra));          \
@@ -180,6 +190,9 @@ SUBMISSION(cuMemcpy3DBatchAsync, stream,
 SUBMISSION(cuMemcpy3DBatchAsync_v2, stream,
            (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, unsigned long long flags, CUstream stream), count, copies,
            flags, stream)
+SUBMISSION(cuMemBatchDecompressAsync, stream,
+           (CUmemDecompressParams * parameters, size_t count, unsigned int flags, size_t *error_index, CUstream stream),
+           parameters, count, flags, error_index, stream)
 SUBMISSION(cuMemsetD8Async, stream, (CUdeviceptr to, unsigned char value, size_t count, CUstream stream), to, value,
            count, stream)
 SUBMISSION(cuMemsetD16Async, stream, (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), to, value,

@@ -5,6 +5,13 @@
 #include "hooks/captures.h"
 #include "shim.h"
 
+/* Whether work on the stream is the first that is not on the legacy default stream. */
+static inline bool gr_submit_is_first(CUstream stream, enum gr_null_stream null_stream)
+{
+        return (stream ? stream != CU_STREAM_LEGACY : null_stream == GR_NULL_PER_THREAD) &&
+               !atomic_load_explicit(&gr_core.streams_overlap, memory_order_acquire);
+}
+
 /*
  * The calling thread is about to submit work to the stream: notes whether streams overlap, and work beside a capture.
  * No lock is held.

@@ -250,7 +250,10 @@ bool gr_debug_init(void)
         if (keeps)
                 /* If this fails, the ladder cannot use the quarantine's memory. */
                 (void)gr_reclaimable_register(&gr_core, &quarantine);
-        return keeps || gr_options.guard || gr_options.fill != GR_BYTE_NONE;
+        if (!keeps && !gr_options.guard && gr_options.fill == GR_BYTE_NONE)
+                return false;
+        gr_core_end_order(&gr_core); /* what fills and reads blocks runs beside the program's work */
+        return true;
 }
 
 void gr_debug_watch(struct gr_context *context, CUdeviceptr ptr, size_t bytes, size_t zone_bytes)

@@ -464,6 +464,7 @@ static void set_up(void)
                                     .graph_arena = gr_options.graph_arena,
                                     .decay_ns = gr_options.decay,
                                     .wait_ns = wait_ns(0),
+                                    .in_order = true,
                                     .wait_for_others_only = gr_options.source[GR_OPTION_WAIT] == GR_FROM_DEFAULT,
                                     .proactive = gr_options.proactive,
                                     .malloc_trim = gr_options.malloc_trim};

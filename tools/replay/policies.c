@@ -249,10 +249,10 @@ static int evaluate_trace(const char *path)
                 struct gr_config config;
                 bool mapped;
         } policies[] = {
-                {"bins", {.pool = GR_POOL_BINS}, true},
-                {"split", {.pool = GR_POOL_SPLIT}, true},
-                {"split, no mapped memory", {.pool = GR_POOL_SPLIT}, false},
-                {"auto", {.pool = GR_POOL_AUTO}, true},
+                {"bins", {.in_order = true, .pool = GR_POOL_BINS}, true},
+                {"split", {.in_order = true, .pool = GR_POOL_SPLIT}, true},
+                {"split, no mapped memory", {.in_order = true, .pool = GR_POOL_SPLIT}, false},
+                {"auto", {.in_order = true, .pool = GR_POOL_AUTO}, true},
         };
         struct gr_trace trace;
         uint64_t segments, reserved;
