@@ -279,6 +279,7 @@ void gr_core_context_stays(struct gr_context *context)
 
 void gr_core_context_ending(struct gr_context *context)
 {
+        gr_fence_end_order(context->fence); /* it may stay, and nobody who ends the order visits it meanwhile */
         gr_context_close_visits(context);
         /*
          * Its work may use blocks of the other contexts, also those that they free before it is destroyed, and no fence

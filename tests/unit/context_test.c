@@ -368,6 +368,22 @@ static void test_covered_again(void)
         finish();
 }
 
+/* Where the order ends while one is about to end, and that one stays, it is over there, too. */
+static void test_order_over(void)
+{
+        struct gr_context *stays;
+
+        start();
+        core.config.in_order = true;
+        stays = gr_core_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK(gr_fence_is_in_order(stays->fence));
+        gr_core_context_ending(stays);
+        gr_core_end_order(&core);
+        gr_core_context_stays(stays);
+        GR_CHECK(!gr_fence_is_in_order(stays->fence));
+        finish();
+}
+
 /* Two that may end it, of which the first did not: nobody visits it beside the second. */
 static void test_may_end_twice(void)
 {
@@ -552,6 +568,7 @@ int main(void)
         test_end_beside_release();
         test_trim_ending();
         test_two_end();
+        test_order_over();
         test_covered_again();
         test_may_end_twice();
         test_end_waits(false);
