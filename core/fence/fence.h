@@ -39,7 +39,6 @@ struct gr_device;
 
 #define GR_EPOCHS_PENDING    64 /* closed epochs whose events have not passed; when full, the newest two merge */
 #define GR_FENCE_CLOSE_BYTES (UINT64_C(32) << 20) /* an epoch is never closed for less than this */
-#define GR_EPOCH_LAST        (UINT64_MAX - 1)     /* no epoch is that late */
 #define GR_ACCESSORS_MAX     16                   /* contexts that can reach a context's blocks, itself included */
 
 /* Whether all work of the context runs in the order of submission. */
@@ -174,8 +173,8 @@ static inline uint64_t gr_fence_usable_epoch(struct gr_fence *fence)
         return UINT64_MAX;
 #else
         if (gr_fence_is_in_order(fence))
-                return GR_EPOCH_LAST;
-        if (gr_fence_overflow(fence)) /* a barrier does not reach the contexts that did not fit */
+                return atomic_load(&fence->open_epoch); /* no block was freed in a later one */
+        if (gr_fence_overflow(fence))                   /* a barrier does not reach the contexts that did not fit */
                 return atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
         return atomic_load_explicit(&fence->usable_epoch, memory_order_acquire);
 #endif

@@ -7,6 +7,7 @@
 #include "alloc/pool.h"
 #include "cache/arenas.h"
 #include "cache/bins_trim.h"
+#include "cache/preallocate.h"
 #include "check.h"
 #include "core.h"
 #include "pool_gpu.h"
@@ -133,6 +134,28 @@ static void pass_epochs(int count)
                 pairs(4096, 1);
                 GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         }
+}
+
+/* While all work is in order, what a thread freed of late is usable, but stays where it will look for it. */
+static void test_stay_in_order(void)
+{
+        struct gr_arena *own, *other;
+        unsigned class = gr_class_of(MIB);
+        pthread_t thread;
+
+        start(1024 * MIB);
+        atomic_store(&context->fence->order, GR_ORDER_KEPT);
+        own = gr_arena_own(context);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, leave_many, NULL), 0);
+        pthread_join(thread, NULL);
+        other = holder(class);
+        GR_CHECK(other && other != own);
+        gr_preallocate_or_gather(own, class);
+        GR_CHECK_EQ(gr_bin_count(&other->bins[class]), 32);
+        pass_epochs(5);
+        gr_preallocate_or_gather(own, class);
+        GR_CHECK_EQ(gr_bin_count(&other->bins[class]), 0);
+        finish();
 }
 
 static void *leave_one(void *arg)
@@ -544,6 +567,7 @@ static void test_threads(bool overlaps, bool disturbed)
 int main(void)
 {
         test_left();
+        test_stay_in_order();
         test_not_moved();
         test_large_stay();
         test_earned(true);
