@@ -119,7 +119,8 @@ static void return_idle(struct gr_context *context, uint64_t want_bytes)
         uint64_t gone = gr_segments_trim(context, want_bytes);
 
         if (gone < want_bytes && gr_arenas_cached(context) >= BINS_LEAST_BYTES &&
-            gr_fence_idle(context->fence, gr_fence_usable_epoch(context->fence)))
+            gr_fence_idle(context->fence,
+                          gr_min(gr_fence_usable_epoch(context->fence), gr_fence_closed_epoch(context->fence))))
                 gr_bins_trim(context, want_bytes - gone);
 }
 

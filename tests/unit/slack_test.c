@@ -1,6 +1,7 @@
 /* Slack: how much more than the live memory a segment pool holds, and how much time it spends to stay below that. */
 #include "segment/slack.h"
 
+#include "cache/arenas.h"
 #include "segments_gpu.h"
 
 /*
@@ -74,6 +75,25 @@ static void test_behind(bool stuck)
         gpu_end();
 }
 
+/* While all work is in order no barrier is laid, and what is idle in bins can go back as soon as all work is done. */
+static void test_bins_in_order(void)
+{
+        static uint64_t ptrs[2048];
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&context->fence->order, GR_ORDER_KEPT);
+        for (int i = 0; i < 2048; i++)
+                ptrs[i] = gpu_take(16384);
+        for (int i = 0; i < 2048; i++)
+                gpu_give(ptrs[i], 16384);
+        gpu_sync();
+        GR_CHECK(gr_arenas_cached(context) >= 32 * MIB);
+        gr_slack_make_room(context, MIB, 1024 * MIB);
+        GR_CHECK(gr_arenas_cached(context) < 16 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 int main(void)
 {
         const int64_t ms = (int64_t)SG_MS;
@@ -90,6 +110,7 @@ int main(void)
         test_bound(-11 * ms, 200 * MIB, true); /* a third */
         test_bound(-13 * ms, 200 * MIB, false);
         test_bound(-1000 * ms, 200 * MIB, false);
+        test_bins_in_order();
         test_credit();
         return GR_CHECK_RESULT();
 }
