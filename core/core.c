@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "alloc/pool.h"
+#include "base/keep_errno.h"
 #include "base/thread.h"
 #include "cache/arenas.h"
 #include "cache/block_life.h"
@@ -176,6 +177,8 @@ static bool end_order(struct gr_context *context, void *arg)
 
 void gr_core_end_order(struct gr_core *core)
 {
+        GR_KEEP_ERRNO;
+
         if (atomic_load(&core->order_over))
                 return;
         gr_context_each(core, -1, end_order, NULL);

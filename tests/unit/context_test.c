@@ -384,6 +384,28 @@ static void test_order_over(void)
         finish();
 }
 
+static void fail_within(void)
+{
+        errno = EIO;
+}
+
+/* The order ends by a barrier, in a call that natively is a launch or a copy: errno stays what it was. */
+static void test_order_ends(void)
+{
+        struct gr_context *context;
+
+        start();
+        core.config.in_order = true;
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK_EQ(sg_free(&core, alloc(context, MIB)), 0);
+        sg_before[SG_CONTEXT_RECORD] = fail_within;
+        errno = 0;
+        gr_core_end_order(&core);
+        GR_CHECK_EQ(errno, 0);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_barriers), 1);
+        finish();
+}
+
 /* Two that may end it, of which the first did not: nobody visits it beside the second. */
 static void test_may_end_twice(void)
 {
@@ -569,6 +591,7 @@ int main(void)
         test_trim_ending();
         test_two_end();
         test_order_over();
+        test_order_ends();
         test_covered_again();
         test_may_end_twice();
         test_end_waits(false);
