@@ -248,6 +248,17 @@ static void fill_words(void)
         GR_MUST(SUBMIT(cuMemsetD32Async)(words[0], 0x33333333, 1, stream_of()));
 }
 
+/* Functions without a parameter for the stream. */
+static void fill_own(void)
+{
+        GR_MUST(((__typeof__(&cuMemsetD32))own("cuMemsetD32"))(words[0], 0x33333333, 1));
+}
+
+static void copy_own(void)
+{
+        GR_MUST(((__typeof__(&cuMemcpyDtoD))own("cuMemcpyDtoD"))(words[1], words[0], 4));
+}
+
 /* What lies in order with the legacy stream, whose work waits for it; and all of it arrives. */
 static void own_stream(void)
 {
@@ -311,6 +322,8 @@ static const struct way {
         {"one with priority", with_priority, .overlaps = true},
         {"a host function", host_function, .overlaps = true},
         {"a green context", green, .overlaps = true},
+        {"the thread's own stream, a fill without one", fill_own, .overlaps = true},
+        {"the thread's own stream, a copy without one", copy_own, .overlaps = true},
         {"all that goes to the thread's own stream", own_stream, .overlaps = true},
         OWN(launch),
         OWN(launch_extended),

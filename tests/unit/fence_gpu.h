@@ -14,12 +14,18 @@ static struct gr_parts parts;
 static struct gr_context *context;
 static struct gr_fence *fence;
 
-static inline void start_with(const struct gr_driver *driver)
+static inline void start_as(const struct gr_driver *driver, enum gr_reuse reuse, bool in_order)
 {
         sg_reset(64 * MIB);
-        gr_core_init(&core, &parts, driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, driver,
+                     &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS, .in_order = in_order});
         context = gr_core_context_add(&core, sg_context_new(0), 0);
         fence = context->fence;
+}
+
+static inline void start_with(const struct gr_driver *driver)
+{
+        start_as(driver, GR_REUSE_AUTO, false);
 }
 
 static inline void start(void)

@@ -174,6 +174,93 @@ static void test_barrier(void)
         finish();
 }
 
+static void start_in_order(void)
+{
+        start_as(&sg_driver, GR_REUSE_AUTO, true);
+        GR_CHECK(gr_fence_is_in_order(fence));
+}
+
+/* What is freed is usable at once, and idle when the GPU is done. When the order ends a barrier is laid, once. */
+static void test_order(void)
+{
+        struct gr_context *other;
+        uint64_t epoch;
+
+        start_in_order();
+        epoch = freed_after(5);
+        GR_CHECK(gr_fence_usable(fence, epoch));
+        GR_CHECK(!gr_fence_usable(fence, UINT64_MAX));
+        GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
+        GR_CHECK_EQ(gr_fence_close(fence), 0);
+        GR_CHECK(!gr_fence_idle(fence, epoch));
+        epoch = freed_after(5);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 0);
+        gr_core_end_order(&core);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
+        GR_CHECK(gr_fence_usable(fence, epoch));
+        GR_CHECK(!gr_fence_usable(fence, freed_after(5)));
+        gr_core_end_order(&core);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
+        sg_advance(15 * SG_MS);
+        GR_CHECK_EQ(gr_fence_poll(fence), 0);
+        GR_CHECK(gr_fence_idle(fence, epoch));
+        finish();
+
+        start_in_order(); /* nothing was freed: nothing is called */
+        gr_core_note_overlap(&core);
+        GR_CHECK(!gr_fence_is_in_order(fence));
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD) + sg_calls(SG_CONTEXT_WAIT), 0);
+        finish();
+
+        /* Before all that no barrier may come behind, or can. */
+        start_in_order();
+        freed_after(5);
+        gr_core_will_wait(&core);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
+        finish();
+        start_in_order();
+        freed_after(5);
+        gr_core_will_capture(&core);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
+        finish();
+
+        /* A second context ends it for both; one after the other does not. */
+        start_in_order();
+        freed_after(5);
+        other = gr_core_context_add(&core, sg_context_new(1), 1);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
+        GR_CHECK(!gr_fence_is_in_order(fence) && !gr_fence_is_in_order(other->fence));
+        finish();
+        start_in_order();
+        gr_core_context_gone(context);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK(gr_fence_is_in_order(other->fence));
+        finish();
+
+        /* Where no barrier can be laid the host waits. If that fails, too, nothing is handed out any more. */
+        start_in_order();
+        epoch = freed_after(5);
+        sg_fail(SG_CONTEXT_WAIT, 1, 1, -ENOMEM);
+        gr_core_end_order(&core);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), 1);
+        GR_CHECK(gr_fence_idle(fence, epoch) && !gr_fence_is_broken(fence));
+        finish();
+        start_in_order();
+        freed_after(5);
+        sg_fail(SG_CONTEXT_WAIT, 1, 1, -ENOMEM);
+        sg_fail(SG_CONTEXT_SYNC, 1, 1, -ENOMEM);
+        gr_core_end_order(&core);
+        GR_CHECK(gr_fence_is_broken(fence) && !gr_fence_is_in_order(fence));
+        finish();
+
+        start_as(&sg_driver, GR_REUSE_POLL, true);
+        GR_CHECK(!gr_fence_is_in_order(fence));
+        finish();
+        start_as(&sg_driver, GR_REUSE_BARRIER, true);
+        GR_CHECK(!gr_fence_is_in_order(fence));
+        finish();
+}
+
 /* Not beside other work, not where a stream waits for others, not where others reach the blocks. */
 static void test_barrier_is_cheap(void)
 {
@@ -589,6 +676,7 @@ int main(void)
         test_poll_many();
         test_close_bytes();
         test_barrier();
+        test_order();
         test_barrier_is_cheap();
         test_merge();
         test_wait_oldest();

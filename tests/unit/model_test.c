@@ -92,7 +92,8 @@ static void use(const struct held *block, bool peer)
         unsigned i = draw(context_count + peer);
         struct gr_context *context = draw(2) ? block->context : contexts[i];
 
-        sg_work(context->handle, draw(SG_STREAMS), block->ptr, draw(5) * SG_MS / 2);
+        sg_work(context->handle, gr_fence_is_in_order(context->fence) ? 0 : draw(SG_STREAMS), block->ptr,
+                draw(5) * SG_MS / 2);
 }
 
 static void step_alloc(const struct plan *plan)
@@ -131,6 +132,7 @@ static void step_free(void)
 static void step_capture(void)
 {
         if (!capturing) {
+                gr_core_will_capture(&core);
                 gr_gate_begin_enter(&core.gate);
                 sg_capture(1);
                 gr_gate_begin_leave(&core.gate, true);
@@ -188,7 +190,8 @@ static uint64_t run(const struct plan *plan, bool strict)
         uint64_t misuses;
 
         sg_reset(256 * MIB);
-        gr_core_init(&core, &parts, plan->driver, &(struct gr_config){.reuse = plan->reuse, .pool = plan->pool});
+        gr_core_init(&core, &parts, plan->driver,
+                     &(struct gr_config){.reuse = plan->reuse, .pool = plan->pool, .in_order = !plan->overlaps});
         gr_budget_set_limit(&core.devices[0], GR_LIMIT_HARD, plan->hard_bytes);
         gr_budget_set_limit(&core.devices[0], GR_LIMIT_THRESHOLD, plan->threshold_bytes);
         context_count = plan->contexts;

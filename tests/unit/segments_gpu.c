@@ -18,9 +18,11 @@ static void update_peak(void)
         gr_budget_update_peak(gpu_device());
 }
 
+bool gpu_in_order;
+
 void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
 {
-        struct gr_config config = {.pool = pool, .reuse = reuse};
+        struct gr_config config = {.pool = pool, .reuse = reuse, .in_order = gpu_in_order};
 
         sg_reset(GPU_PAGES * GR_PAGE_BYTES);
         sg_by_hand(0);
@@ -80,7 +82,8 @@ uint64_t gpu_take(size_t bytes)
         if (sg_alloc(context, bytes, &ptr))
                 return 0;
         GR_CHECK_EQ(ptr % GR_SEGMENTS_UNIT_BYTES, 0);
-        sg_work(context->handle, 1, ptr, 0); /* on a stream that has none, so that nothing else orders it */
+        /* On a stream that has none, so that nothing else orders it; but one stream is all there is at first. */
+        sg_work(context->handle, !gr_fence_is_in_order(context->fence), ptr, 0);
         return ptr;
 }
 
@@ -94,6 +97,7 @@ void gpu_give(uint64_t ptr, size_t bytes)
 void gpu_capture(bool begins)
 {
         if (begins) {
+                gr_core_will_capture(&core);
                 gr_gate_begin_enter(&core.gate);
                 sg_capture(1);
                 gr_gate_begin_leave(&core.gate, true);

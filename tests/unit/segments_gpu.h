@@ -21,6 +21,9 @@ extern struct gr_context *context;
 /* The driver maps memory behind addresses. Before gpu_begin. */
 extern bool gpu_mapping;
 
+/* Work is in order until that ends (gr_core_end_order). Before gpu_begin. */
+extern bool gpu_in_order;
+
 /*
  * A fresh GPU, core and context, where no more memory is mapped than requests need: that makes what a test expects
  * simple. Random tests set segments->extra_refused to false again. The end checks that memory was not misused since;

@@ -78,7 +78,7 @@ static void *walk(void *arg)
                 uint64_t dice = gpu_random(&walk->seed) % 100;
 
                 if (walk->overlaps && i == walk->steps / 2)
-                        atomic_store(&core.streams_overlap, true);
+                        gr_core_note_overlap(&core);
                 if (count > 0)
                         look(&walk->seed, ptrs[count - 1], sizes[count - 1]);
                 if (dice < 50 && count < MOST) {
@@ -126,7 +126,9 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
                                    .captures = seed % 3 == 1,
                                    .overlaps = seed > 4};
 
+                gpu_in_order = !overlaps;
                 gpu_begin(pool, reuse);
+                gpu_in_order = false;
                 atomic_store(&context->segments->extra_refused, seed % 2 == 0);
                 sg_by_hand(seed % 3 ? (uint32_t)seed : 1000);
                 gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, hard_bytes);
@@ -159,7 +161,9 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
         pthread_t threads[GPU_THREADS], helper;
         _Atomic bool stop = false;
 
+        gpu_in_order = !overlaps;
         gpu_begin(pool, reuse);
+        gpu_in_order = false;
         if (pool == GR_POOL_AUTO)
                 atomic_store(&context->segments_active, true);
         sg_by_hand(3);
