@@ -24,7 +24,7 @@
  * How much fastbins may hold in ranges above 1 MiB (gr_arena_fastbins_have_room); a share of 16 is a 16th of the peak
  * of live memory.
  */
-#define FASTBIN_SHARE       256                 /* those of all arenas together */
+#define FASTBIN_SHARE       64                  /* those of all arenas together */
 #define FASTBIN_LEAST_BYTES (UINT64_C(2) << 20) /* those of one arena, in any case */
 #define FASTBIN_ONE_SHARE   16                  /* one block in an arena, where several threads allocate */
 #define FASTBIN_MOST_SHARE  2                   /* one block in an arena, if it is at least so much of the peak */
@@ -234,6 +234,15 @@ static uint32_t next_generation(struct gr_arena *arena)
         return ++arena->generation;
 }
 
+uint64_t gr_arena_fastbins_most(struct gr_arena *arena)
+{
+        struct gr_context *context = arena->context;
+        uint64_t peak = atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed);
+
+        return gr_max(peak / FASTBIN_SHARE / atomic_load_explicit(&context->arena_count, memory_order_relaxed),
+                      FASTBIN_LEAST_BYTES);
+}
+
 bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes)
 {
         struct gr_context *context = arena->context;
@@ -245,7 +254,7 @@ bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes)
                 return true;
         if (large == 0 && (bytes >= peak / FASTBIN_MOST_SHARE || (arenas > 1 && bytes <= peak / FASTBIN_ONE_SHARE)))
                 return true;
-        return large + bytes <= gr_max(peak / FASTBIN_SHARE / arenas, FASTBIN_LEAST_BYTES);
+        return large + bytes <= gr_arena_fastbins_most(arena);
 }
 
 /*
@@ -479,6 +488,16 @@ GR_HOT_CODE struct gr_block *gr_arena_empty_fastbins(struct gr_arena *arena)
                 return NULL;
         gr_arena_lock(arena);
         blocks = gr_fastbins_empty(&arena->fastbins, arena->context->device);
+        gr_arena_unlock(arena);
+        return blocks;
+}
+
+GR_HOT_CODE struct gr_block *gr_arena_evict_fastbins(struct gr_arena *arena, uint64_t keep_bytes)
+{
+        struct gr_block *blocks;
+
+        gr_arena_lock(arena);
+        blocks = gr_fastbins_evict(&arena->fastbins, arena->context->device, keep_bytes);
         gr_arena_unlock(arena);
         return blocks;
 }

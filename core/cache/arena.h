@@ -150,20 +150,24 @@ uint32_t gr_arena_generation(struct gr_context *context);
 
 /*
  * Whether the fastbins of the arena may take a range of so many bytes: up to 1 MiB always, and a larger one
- *   - as long as the larger ones of this arena are at most its part of a 256th of the peak of live memory, or 2 MiB,
+ *   - as long as the larger ones of this arena are at most gr_arena_fastbins_most: its part of a 64th of the peak of
+ *     live memory, or 2 MiB,
  *   - or as the arena's only large one, if it is at least half the peak: the program then has little else,
  *   - or as its only large one, if several threads allocate and it is at most a 16th of the peak.
  * The arena's lock may be held.
  */
 bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes);
+uint64_t gr_arena_fastbins_most(struct gr_arena *arena);
 
 /*
  * gr_arena_enter_fastbin puts a block that the program freed on the slow path into a fastbin. gr_arena_empty_fastbins
- * takes all blocks out of the fastbins, linked by next; NULL: they are empty. The blocks stay cached, on the device's
- * own account.
+ * takes all blocks out of the fastbins, linked by next; NULL: they are empty. gr_arena_evict_fastbins takes those above
+ * 1 MiB out until at most keep_bytes of them are left (gr_fastbins_evict). The blocks stay cached, on the device's own
+ * account.
  */
 void gr_arena_enter_fastbin(struct gr_arena *arena, struct gr_block *block);
 struct gr_block *gr_arena_empty_fastbins(struct gr_arena *arena);
+struct gr_block *gr_arena_evict_fastbins(struct gr_arena *arena, uint64_t keep_bytes);
 
 /*
  * As gr_arena_free, for a block that the arena of another thread remembers: it goes back there, where the next request

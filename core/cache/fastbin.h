@@ -4,9 +4,9 @@
  * that a hit needs no lock but the arena's.
  *
  * Each arena has a set of its own: threads that allocate at the same time do not meet at the segments' lock. The pages
- * count as used meanwhile, so a set holds few ranges above 1 MiB (gr_arena_fastbins_have_room). When it is full, or a
- * request fits nowhere else, all of its ranges are merged (coalesced) at once. All functions here are called with the
- * lock of the arena held, unless a comment says otherwise. No other file uses the fields.
+ * count as used meanwhile, so a set holds few ranges above 1 MiB (gr_arena_fastbins_have_room). When it is full half of
+ * these are merged (coalesced) at once, and all ranges when a request fits nowhere else. All functions here are called
+ * with the lock of the arena held, unless a comment says otherwise. No other file uses the fields.
  */
 #ifndef GR_FASTBIN_H
 #define GR_FASTBIN_H
@@ -24,6 +24,7 @@
 #include "cache/block.h"
 
 #define GR_FASTBIN_LISTS_LOG2 8
+#define GR_FASTBIN_LISTS      (1u << GR_FASTBIN_LISTS_LOG2)
 #define GR_FASTBIN_LOOK       8 /* most blocks of other sizes that a search skips */
 
 /* The list keeps both ends, so that a block which enters touches no other block than the last. */
@@ -33,12 +34,13 @@ struct gr_fastbin_list {
 
 /* Zero bytes are empty lists. */
 struct gr_fastbins {
-        struct gr_cached cached;      /* bytes of all of them; on the device's account */
-        _Atomic uint64_t large_bytes; /* of those above 1 MiB; written with the arena's lock held */
-        uint64_t count;               /* of all blocks */
-        uint64_t hits, frees;         /* blocks that the fast path handed out, and took back */
-        struct gr_fastbin_list lists[1u << GR_FASTBIN_LISTS_LOG2]; /* by a hash of the size */
-        uint64_t filled[(1u << GR_FASTBIN_LISTS_LOG2) / 64];       /* a bit for each list, set if it is not empty */
+        struct gr_cached cached;                        /* bytes of all of them; on the device's account */
+        _Atomic uint64_t large_bytes;                   /* of those above 1 MiB; written with the arena's lock held */
+        uint64_t count;                                 /* of all blocks */
+        uint64_t hits, frees;                           /* blocks that the fast path handed out, and took back */
+        struct gr_fastbin_list lists[GR_FASTBIN_LISTS]; /* by a hash of the size; the second half: above 1 MiB */
+        uint64_t filled[GR_FASTBIN_LISTS / 64];         /* a bit for each list, set if it is not empty */
+        unsigned next; /* the list of the second half that gr_fastbins_evict looks at first */
 };
 
 /* Makes the empty set a keeper of the device: its bytes count as cached. Lock not held. */
@@ -86,7 +88,8 @@ static inline void gr_fastbins_count(const struct gr_fastbins *fastbins, uint64_
 /* The index of the list for blocks of so many bytes. */
 static inline unsigned gr_fastbin_index(size_t bytes)
 {
-        return (unsigned)(gr_address_hash(bytes) >> (64 - GR_FASTBIN_LISTS_LOG2));
+        return (gr_is_small(bytes) ? 0 : GR_FASTBIN_LISTS / 2) +
+               (unsigned)(gr_address_hash(bytes) >> (64 - GR_FASTBIN_LISTS_LOG2 + 1));
 }
 
 /*
@@ -160,7 +163,11 @@ static inline void gr_fastbin_leave(struct gr_fastbins *fastbins, struct gr_bloc
         fastbins->hits++;
 }
 
-/* Takes all blocks out, in a list by next. They stay cached, on the device's own account. */
+/*
+ * Takes all blocks out, in a list by next; gr_fastbins_evict those above 1 MiB, from one list after the other its
+ * oldest, until at most keep_bytes of them are left. They stay cached, on the device's own account.
+ */
 struct gr_block *gr_fastbins_empty(struct gr_fastbins *fastbins, struct gr_device *device);
+struct gr_block *gr_fastbins_evict(struct gr_fastbins *fastbins, struct gr_device *device, uint64_t keep_bytes);
 
 #endif

@@ -119,11 +119,10 @@ static void wait_among(struct gr_segments *segments, struct gr_block *early)
         }
 }
 
-GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
+GR_HOT_CODE bool gr_segments_merge(struct gr_context *context, struct gr_block *blocks)
 {
-        struct gr_context *context = arena->context;
         struct gr_segments *segments = context->segments;
-        struct gr_block *blocks = gr_arena_empty_fastbins(arena), *block, *next, *freed = NULL, *early = NULL;
+        struct gr_block *block, *next, *freed = NULL, *early = NULL;
 
         gr_assert_locked(&segments->lock);
         if (!blocks)
@@ -158,7 +157,7 @@ bool gr_segments_merge_fastbins(struct gr_context *context)
 
         gr_assert_locked(&context->segments->lock);
         for (struct gr_arena *arena = context->first_arena; arena; arena = gr_arena_next(arena, context->first_arena))
-                merged |= gr_segments_merge_fastbins_of(arena);
+                merged |= gr_segments_merge(context, gr_arena_empty_fastbins(arena));
         return merged;
 }
 

@@ -56,12 +56,12 @@ bool gr_segments_serve_ahead(struct gr_context *context, const struct gr_segment
 void gr_segments_wait(struct gr_segments *segments, struct gr_range *range);
 
 /*
- * Takes all ranges out of the fastbins of all arenas; gr_segments_merge_fastbins_of of one arena. Those whose epoch is
- * usable, or that may be free ahead of their fence, are freed and merged. The others go into the queue, at the place of
- * their epoch. False: the fastbins were empty.
+ * Takes ranges back that lay in fastbins, linked by next; gr_segments_merge_fastbins all ranges of all fastbins. Those
+ * whose epoch is usable, or that may be free ahead of their fence, are freed and merged. The others go into the queue,
+ * at the place of their epoch. False: there were none.
  */
+bool gr_segments_merge(struct gr_context *context, struct gr_block *blocks);
 bool gr_segments_merge_fastbins(struct gr_context *context);
-bool gr_segments_merge_fastbins_of(struct gr_arena *arena);
 
 /* Frees the waiting ranges whose epoch has become usable; they leave the queue. */
 void gr_segments_free_usable(struct gr_context *context);

@@ -485,18 +485,23 @@ static void close_fastbins(struct gr_context *context)
 }
 
 /*
- * Whether a freed block may go into a fastbin of arena. Where they are full they are emptied for the next blocks; this
- * one may not.
+ * Whether a freed block may go into a fastbin of arena. Where these are full half of the larger blocks leaves, so that
+ * it happens seldom.
  */
 static bool make_room_in_fastbin(struct gr_arena *arena, struct gr_block *block)
 {
+        uint64_t bytes = block->capacity_bytes, most;
+
         gr_assert_locked(&arena->context->segments->lock);
         if (block->flags & GR_BLOCK_GRAPH || gr_block_state(block) == GR_BLOCK_GONE || !has_fastbins(block->context))
                 return false;
-        if (gr_arena_fastbins_have_room(arena, block->capacity_bytes))
+        if (gr_arena_fastbins_have_room(arena, bytes))
                 return true;
-        gr_segments_merge_fastbins_of(arena); /* all of them at once, so that it happens seldom */
-        return false;
+        most = gr_arena_fastbins_most(arena);
+        if (bytes > most)
+                return false;
+        gr_segments_merge(block->context, gr_arena_evict_fastbins(arena, gr_min(most - bytes, most / 2)));
+        return true;
 }
 
 /*

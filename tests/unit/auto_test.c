@@ -482,11 +482,11 @@ static void test_excess(void)
         uint64_t blocks[4], rest;
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
-        rest = gpu_take(2048 * MIB);
+        rest = gpu_take(1024 * MIB);
         atomic_store(&context->segments->extra_refused, false); /* each extent is larger than its block from here on */
         for (int i = 0; i < 4; i++)
                 blocks[i] = gpu_take(i % 2 ? 2 * MIB : 30 * MIB);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, (2048 + 64) * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, (1024 + 64) * MIB);
         for (int i = 0; i < 4; i += 2) /* which do not fit into fastbins */
                 gpu_give(blocks[i], 30 * MIB);
         for (int i = 1; i < 4; i += 2)
@@ -497,8 +497,8 @@ static void test_excess(void)
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         gr_trim_excess(&core);
         GR_CHECK_EQ(gr_budget_excess(gpu_device()), 0);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 2048 * MIB);
-        gpu_give(rest, 2048 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 1024 * MIB);
+        gpu_give(rest, 1024 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -509,15 +509,15 @@ static void test_look(void)
         uint64_t a, b;
 
         gpu_begin_auto();
-        a = gpu_take(40 * MIB);
+        a = gpu_take(80 * MIB);
         b = gpu_take(6 * MIB);
         gr_decay_look(context, GR_DECAY_LOOK_NS);
-        gpu_give(a, 40 * MIB);
+        gpu_give(a, 80 * MIB);
         gpu_give(b, 6 * MIB);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 6 * MIB);
         gr_decay_look(context, 2 * GR_DECAY_LOOK_NS);
         gr_decay_look(context, 3 * GR_DECAY_LOOK_NS);
-        GR_CHECK_EQ(context->decay->unneeded_bytes, 46 * MIB);
+        GR_CHECK_EQ(context->decay->unneeded_bytes, 86 * MIB);
         gpu_settle();
         gpu_end();
 }

@@ -88,22 +88,43 @@ static void test_exact(void)
         gpu_end();
 }
 
-/* They hold 2 MiB, or a 256th of the peak; where threads allocate beside each other one block of a 16th of it. */
+/*
+ * They hold 2 MiB, or a 64th of the peak, in ranges above 1 MiB; where threads allocate beside each other one block of
+ * a 16th of it. When they are full half of these leaves.
+ */
 static void test_room(void)
 {
+        struct gr_fastbins *fastbins;
+        uint64_t ptrs[24], a, b, c;
         struct gr_arena *arena;
-        uint64_t a, b;
 
         gpu_begin_auto();
-        a = gpu_take(8 * MIB);
-        b = gpu_take(8 * MIB + 512);
+        a = gpu_take(32 * MIB);
+        b = gpu_take(40 * MIB);
+        c = gpu_take(65 * MIB);
+        for (int i = 0; i < 24; i++)
+                ptrs[i] = gpu_take(3 * MIB + 512 * (size_t)(i % 8));
         arena = gr_arena_own(context);
-        gpu_give(a, 8 * MIB);
-        GR_CHECK_EQ(gr_arenas_fastbins(context), 8 * MIB);
-        gpu_give(b, 8 * MIB + 512); /* too much: all of them are merged */
+        fastbins = &arena->fastbins;
+        gpu_give(a, 32 * MIB);
+        GR_CHECK_EQ(gr_fastbins_large_bytes(fastbins), 32 * MIB);
+        gpu_give(b, 40 * MIB);
+        GR_CHECK_EQ(gr_fastbins_large_bytes(fastbins), 40 * MIB);
+        GR_CHECK(gr_arena_fastbins_have_room(arena, 24 * MIB));
+        GR_CHECK(!gr_arena_fastbins_have_room(arena, 24 * MIB + 1));
+        gpu_give(c, 65 * MIB); /* too large in any case: the other one stays */
+        GR_CHECK_EQ(gr_fastbins_large_bytes(fastbins), 40 * MIB);
+        gr_segments_trim_merge_fastbins(context);
+        for (int i = 0; i < 24; i++) {
+                gpu_give(ptrs[i], 3 * MIB);
+                GR_CHECK(gr_fastbins_large_bytes(fastbins) <= 64 * MIB);
+                GR_CHECK_EQ(fastbins->count, i < 21 ? i + 1 : i - 10); /* of 21 that fit 10 stay */
+        }
+        /* The oldest of all sizes left: of each of the 8 sizes there are some. */
+        for (int i = 0; i < 8; i++)
+                GR_CHECK(gr_arena_fastbin_epoch(arena, 3 * MIB + 512 * (size_t)i) > 0);
+        gr_segments_trim_merge_fastbins(context);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
-        GR_CHECK(gr_arena_fastbins_have_room(arena, 16 * MIB));
-        GR_CHECK(!gr_arena_fastbins_have_room(arena, 16 * MIB + 1));
         atomic_store(&gpu_device()->peak_live_bytes, 32 * MIB);
         GR_CHECK(gr_arena_fastbins_have_room(arena, 2 * MIB));
         GR_CHECK(!gr_arena_fastbins_have_room(arena, 2 * MIB + 1));
@@ -113,8 +134,8 @@ static void test_room(void)
         GR_CHECK(!gr_arena_fastbins_have_room(arena, 256 * MIB + 1));
         a = gpu_take(2 * MIB);
         gpu_give(a, 2 * MIB);
-        GR_CHECK(gr_arena_fastbins_have_room(arena, 6 * MIB));
-        GR_CHECK(!gr_arena_fastbins_have_room(arena, 6 * MIB + 1));
+        GR_CHECK(gr_arena_fastbins_have_room(arena, 30 * MIB));
+        GR_CHECK(!gr_arena_fastbins_have_room(arena, 30 * MIB + 1));
         atomic_store(&context->arena_count, 1);
         gpu_settle();
         gpu_end();
@@ -343,7 +364,11 @@ static void test_alone(void)
         gpu_give(a, 64 * MIB);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 64 * MIB);
         gpu_give(b, 64 * MIB);
-        GR_CHECK_EQ(gr_arenas_fastbins(context), 0); /* the second one does not fit, so that all are merged */
+        GR_CHECK_EQ(gr_arenas_fastbins(context), 64 * MIB); /* the second one does not fit */
+        GR_CHECK_EQ(gpu_take(128 * MIB), gr_min(a, b));     /* all are merged for a request that fits nowhere else */
+        GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
+        gpu_give(gr_min(a, b), 128 * MIB);
+        gr_segments_trim_merge_fastbins(context);
         a = gpu_take(20 * MIB);
         gpu_give(a, 20 * MIB);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 0); /* less than half of the peak */
