@@ -239,7 +239,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream stream)
 
 /*
  * The heuristics of cuBLASLt create a stream that gets no work (docs/measurements.md, cublas-stream), so it does not
- * count as overlap. If it got work after all, a barrier would cost overlap and nothing else.
+ * count as overlap. Work that it gets after all is noticed as that on a per-thread stream is (submit.c).
  */
 static bool is_without_work(const void *creator)
 {
