@@ -505,6 +505,34 @@ static int barrier_for(struct gr_fence *fence, uint64_t epoch)
         return rc;
 }
 
+bool gr_fence_go_ahead(struct gr_fence *fence, uint64_t epoch)
+{
+        uint64_t ahead = atomic_load(&fence->ahead_epoch);
+
+        while (ahead < epoch && !atomic_compare_exchange_weak(&fence->ahead_epoch, &ahead, epoch))
+                ;
+        return atomic_load(&fence->order) == GR_ORDER_KEPT;
+}
+
+uint64_t gr_fence_begin_wait(struct gr_fence *fence, struct gr_epoch *ret_epoch)
+{
+        ret_epoch->number = 0;
+        if (!gr_fence_is_in_order(fence) || !gr_fence_is_open(fence))
+                return 0;
+        gr_lock(&fence->lock);
+        *ret_epoch = gr_fence_end_epoch(fence);
+        gr_unlock(&fence->lock);
+        return ret_epoch->number;
+}
+
+void gr_fence_waited(struct gr_fence *fence, const struct gr_epoch *epoch)
+{
+        gr_lock(&fence->lock);
+        if (gr_fence_is_in_order(fence)) /* else work of other streams was not waited for */
+                gr_fence_all_passed(fence, epoch);
+        gr_unlock(&fence->lock);
+}
+
 void gr_fence_end_order(struct gr_fence *fence)
 {
         bool entered;
@@ -516,9 +544,11 @@ void gr_fence_end_order(struct gr_fence *fence)
         gr_lock(&fence->lock); /* until it is over: another thread may have come first */
         if (atomic_load(&fence->order) == GR_ORDER_KEPT) {
                 atomic_store(&fence->order, GR_ORDER_ENDS);
-                rc = entered ? barrier_locked(fence) : -EBUSY;
-                if (rc && entered)
-                        rc = sync_locked(fence);
+                if (atomic_load(&fence->ahead_epoch) > atomic_load(&fence->usable_epoch)) {
+                        rc = entered ? barrier_locked(fence) : -EBUSY;
+                        if (rc && entered)
+                                rc = sync_locked(fence);
+                }
                 if (rc) /* blocks that work still uses may have been handed out: at least no more are */
                         atomic_store(&fence->broken, rc);
                 atomic_store(&fence->order, GR_ORDER_OVER);

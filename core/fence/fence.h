@@ -75,6 +75,7 @@ struct gr_fence {
         _Atomic unsigned accessor_count; /* of accessors below; changed with the lock held */
         _Atomic bool accessor_overflow;  /* more than fit: freed blocks go to the driver; changed with the lock held */
         _Atomic uint8_t order;           /* enum gr_order; changed with the lock held, unless the fence is new */
+        _Atomic uint64_t ahead_epoch;    /* in order, blocks of up to this epoch may have been handed out */
         struct gr_core *core;            /* constant */
         /* the context whose fence it is, constant; NULL: this is core->process_fence */
         struct gr_context *owner;
@@ -160,10 +161,38 @@ static inline bool gr_fence_is_in_order(const struct gr_fence *fence)
 }
 
 /*
- * From now on the work of the context may not be in order. What was freed so far becomes usable by a barrier: work that
- * is submitted after this call waits for all work before it. Cheap the second time.
+ * From now on the work of the context may not be in order. If blocks were handed out that work may still use, a barrier
+ * is laid: work that is submitted after this call waits for all work before it. Cheap the second time.
  */
 void gr_fence_end_order(struct gr_fence *fence);
+
+/*
+ * Called before the program waits for all work of a context that is in order, and after it did so without an error:
+ * then what was freed before is idle. The number is that of the epoch that ends; 0: there is nothing to note.
+ */
+uint64_t gr_fence_begin_wait(struct gr_fence *fence, struct gr_epoch *ret_epoch);
+void gr_fence_waited(struct gr_fence *fence, const struct gr_epoch *epoch);
+
+/*
+ * Whether a block freed in this epoch, which no barrier or event has made usable, may be handed out as all work is in
+ * order. It is noted before the order is looked at; who ends that does it the other way round.
+ */
+bool gr_fence_go_ahead(struct gr_fence *fence, uint64_t epoch);
+
+static inline bool gr_fence_usable_in_order(struct gr_fence *fence, uint64_t epoch)
+{
+        if (__builtin_expect(epoch > atomic_load_explicit(&fence->ahead_epoch, memory_order_relaxed), 0))
+                return gr_fence_go_ahead(fence, epoch);
+        return gr_fence_is_in_order(fence);
+}
+
+/* Blocks freed in this and earlier epochs may be handed out, also where the work of the context is not in order. */
+static inline uint64_t gr_fence_usable_always(struct gr_fence *fence)
+{
+        if (gr_fence_overflow(fence)) /* a barrier does not reach the contexts that did not fit */
+                return atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
+        return atomic_load_explicit(&fence->usable_epoch, memory_order_acquire);
+}
 
 /* Blocks freed in this and earlier epochs may be handed out. */
 static inline uint64_t gr_fence_usable_epoch(struct gr_fence *fence)
@@ -172,18 +201,29 @@ static inline uint64_t gr_fence_usable_epoch(struct gr_fence *fence)
         (void)fence;
         return UINT64_MAX;
 #else
-        if (gr_fence_is_in_order(fence))
-                return atomic_load(&fence->open_epoch); /* no block was freed in a later one */
-        if (gr_fence_overflow(fence))                   /* a barrier does not reach the contexts that did not fit */
-                return atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
-        return atomic_load_explicit(&fence->usable_epoch, memory_order_acquire);
+        uint64_t open;
+
+        if (gr_fence_is_in_order(fence)) {
+                open = atomic_load(&fence->open_epoch); /* no block was freed in a later one */
+                if (gr_fence_usable_in_order(fence, open))
+                        return open;
+        }
+        return gr_fence_usable_always(fence);
 #endif
 }
 
 /* Whether a block freed in this epoch may be handed out. */
 static inline bool gr_fence_usable(struct gr_fence *fence, uint64_t epoch)
 {
-        return epoch <= gr_fence_usable_epoch(fence);
+#ifdef GR_TEST_NO_FENCE
+        (void)fence;
+        (void)epoch;
+        return true;
+#else
+        return epoch <= gr_fence_usable_always(fence) ||
+               (gr_fence_is_in_order(fence) && epoch <= atomic_load(&fence->open_epoch) &&
+                gr_fence_usable_in_order(fence, epoch));
+#endif
 }
 
 /* Whether a block freed in this epoch may go back to the driver. */

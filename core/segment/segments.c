@@ -72,10 +72,12 @@ GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *ra
         count_used(context, range, sign);
 }
 
-bool gr_segments_serve_ahead(struct gr_context *context, const struct gr_segment *segment)
+bool gr_segments_serve_ahead(struct gr_context *context, const struct gr_range *range)
 {
+        const struct gr_segment *segment = range->segment;
+
         gr_assert_locked(&context->segments->lock);
-        return gr_fence_is_in_order(context->fence) ||
+        return gr_fence_usable(context->fence, range->block.freed_epoch) ||
                (!segment->small && !segment->graph && gr_fence_barrier_is_cheap(context->fence));
 }
 
@@ -134,8 +136,7 @@ GR_HOT_CODE bool gr_segments_merge(struct gr_context *context, struct gr_block *
                 assert(range->state == GR_RANGE_USED);
                 gr_ledger_make_gone(context->core->ledger, block);
                 count_used(context, range, -1);
-                if (!gr_fence_usable(context->fence, block->freed_epoch) &&
-                    !gr_segments_serve_ahead(context, range->segment)) {
+                if (!gr_segments_serve_ahead(context, range)) {
                         if (!segments->queue || segments->queue->prev->freed_epoch <= block->freed_epoch)
                                 gr_segments_wait(segments, range);
                         else

@@ -47,10 +47,10 @@ uint64_t gr_segment_stranded(const struct gr_segment *segment);
 void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign);
 
 /*
- * Whether freed ranges of the segment are free at once, ahead of their fence. The thread that hands one out then lays
- * the barrier.
+ * Whether a freed range is free at once: it is usable, or it may be free ahead of its fence. The thread that hands it
+ * out then lays the barrier.
  */
-bool gr_segments_serve_ahead(struct gr_context *context, const struct gr_segment *segment);
+bool gr_segments_serve_ahead(struct gr_context *context, const struct gr_range *range);
 
 /* Appends a range that is no longer counted as used to the queue of those that wait for their epoch. */
 void gr_segments_wait(struct gr_segments *segments, struct gr_range *range);

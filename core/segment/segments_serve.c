@@ -515,7 +515,7 @@ static struct gr_segment *free_past_fastbins(struct gr_context *context, struct 
         uint64_t ptr = range->block.ptr, last = gr_range_end(range) - 1;
 
         gr_segments_use(context, range, -1);
-        set_aside(context->segments, range, gr_segments_serve_ahead(context, segment));
+        set_aside(context->segments, range, gr_segments_serve_ahead(context, range));
         if (segment->pages) {
                 *ret_at_once = gr_expandable_ends_stuck(segment, ptr, last) &&
                                begin_unstick(context, segment, ptr, last, flags & GR_SEGMENTS_PUT_WAITS);

@@ -398,6 +398,7 @@ static void test_order_ends(void)
         core.config.in_order = true;
         context = gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(sg_free(&core, alloc(context, MIB)), 0);
+        alloc(context, MIB); /* handed out again while work may still use it */
         sg_before[SG_CONTEXT_RECORD] = fail_within;
         errno = 0;
         gr_core_end_order(&core);

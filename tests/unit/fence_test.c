@@ -184,7 +184,8 @@ static void start_in_order(void)
 static void test_order(void)
 {
         struct gr_context *other;
-        uint64_t epoch;
+        struct gr_epoch waited;
+        uint64_t epoch, later;
 
         start_in_order();
         epoch = freed_after(5);
@@ -194,6 +195,7 @@ static void test_order(void)
         GR_CHECK_EQ(gr_fence_close(fence), 0);
         GR_CHECK(!gr_fence_idle(fence, epoch));
         epoch = freed_after(5);
+        GR_CHECK(gr_fence_usable(fence, epoch));
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 0);
         gr_core_end_order(&core);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
@@ -206,27 +208,42 @@ static void test_order(void)
         GR_CHECK(gr_fence_idle(fence, epoch));
         finish();
 
-        start_in_order(); /* nothing was freed: nothing is called */
+        start_in_order(); /* nothing was handed out before its time: nothing is called */
+        epoch = freed_after(5);
         gr_core_note_overlap(&core);
+        GR_CHECK(!gr_fence_usable(fence, epoch));
         GR_CHECK(!gr_fence_is_in_order(fence));
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD) + sg_calls(SG_CONTEXT_WAIT), 0);
         finish();
 
+        start_in_order(); /* nor if the program has waited since */
+        epoch = freed_after(5);
+        GR_CHECK(gr_fence_usable(fence, epoch));
+        GR_CHECK_EQ(gr_fence_begin_wait(fence, &waited), epoch);
+        later = freed_after(5);
+        gr_fence_waited(fence, &waited);
+        GR_CHECK(gr_fence_idle(fence, epoch) && !gr_fence_idle(fence, later));
+        gr_core_end_order(&core);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD) + sg_calls(SG_CONTEXT_WAIT), 0);
+        GR_CHECK(!gr_fence_usable(fence, later));
+        GR_CHECK_EQ(gr_fence_begin_wait(fence, &waited), 0);
+        finish();
+
         /* Before all that no barrier may come behind, or can. */
         start_in_order();
-        freed_after(5);
+        GR_CHECK(gr_fence_usable(fence, freed_after(5)));
         gr_core_will_wait(&core);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
         finish();
         start_in_order();
-        freed_after(5);
+        GR_CHECK(gr_fence_usable(fence, freed_after(5)));
         gr_core_will_capture(&core);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
         finish();
 
         /* A second context ends it for both; one after the other does not. */
         start_in_order();
-        freed_after(5);
+        GR_CHECK(gr_fence_usable(fence, freed_after(5)));
         other = gr_core_context_add(&core, sg_context_new(1), 1);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
         GR_CHECK(!gr_fence_is_in_order(fence) && !gr_fence_is_in_order(other->fence));
@@ -240,13 +257,14 @@ static void test_order(void)
         /* Where no barrier can be laid the host waits. If that fails, too, nothing is handed out any more. */
         start_in_order();
         epoch = freed_after(5);
+        GR_CHECK(gr_fence_usable(fence, epoch));
         sg_fail(SG_CONTEXT_WAIT, 1, 1, -ENOMEM);
         gr_core_end_order(&core);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), 1);
         GR_CHECK(gr_fence_idle(fence, epoch) && !gr_fence_is_broken(fence));
         finish();
         start_in_order();
-        freed_after(5);
+        GR_CHECK(gr_fence_usable(fence, freed_after(5)));
         sg_fail(SG_CONTEXT_WAIT, 1, 1, -ENOMEM);
         sg_fail(SG_CONTEXT_SYNC, 1, 1, -ENOMEM);
         gr_core_end_order(&core);
