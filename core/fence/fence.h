@@ -11,6 +11,8 @@
  *
  *   freed in epoch 7 --(barrier, or event)--> usable_epoch >= 7 --(event)--> idle_epoch >= 7
  *
+ * As long as all work of the context is in order (gr_fence_is_in_order), all blocks are usable.
+ *
  * Events pass in the order they were recorded, so two counters say all of it, and a block in a bin never moves to
  * another list because its epoch has passed.
  *
@@ -153,7 +155,8 @@ static inline bool gr_fence_is_blind(struct gr_fence *fence)
 
 /*
  * Whether all work of the context runs in the order in which it is submitted, as it has one stream only. Then what is
- * submitted after a free runs after all that may use the freed block: it is usable at once, and needs no barrier.
+ * submitted after a free runs after all that may use the freed block: it is usable at once, and needs no barrier
+ * (docs/measurements.md, order).
  */
 static inline bool gr_fence_is_in_order(const struct gr_fence *fence)
 {
@@ -181,9 +184,10 @@ bool gr_fence_go_ahead(struct gr_fence *fence, uint64_t epoch);
 
 static inline bool gr_fence_usable_in_order(struct gr_fence *fence, uint64_t epoch)
 {
-        if (__builtin_expect(epoch > atomic_load_explicit(&fence->ahead_epoch, memory_order_relaxed), 0))
+        /* Not relaxed: where another thread has noted the epoch, the order must not be an older one than its note. */
+        if (__builtin_expect(epoch > atomic_load_explicit(&fence->ahead_epoch, memory_order_acquire), 0))
                 return gr_fence_go_ahead(fence, epoch);
-        return gr_fence_is_in_order(fence);
+        return atomic_load(&fence->order) == GR_ORDER_KEPT;
 }
 
 /* Blocks freed in this and earlier epochs may be handed out, also where the work of the context is not in order. */
