@@ -9,17 +9,13 @@
  */
 #include "gputest.h"
 
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 
 #define BYTES (64 * MIB)
 #define WORDS (BYTES / 4)
 enum { LATE_US = 200000, OLD = 1, NEW = 2 };
-
-extern char **environ;
 
 CUresult cublas_makes_stream(CUstream *stream, bool priority); /* of a library that is called like cuBLAS */
 
@@ -83,8 +79,14 @@ static const struct way {
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
-static int try_way(const struct way *way)
+static const char *name_of(size_t way)
 {
+        return ways[way].name;
+}
+
+static int try_way(size_t i)
+{
+        const struct way *way = &ways[i];
         CUdeviceptr before, after;
 
         gt_open(&gt);
@@ -108,27 +110,5 @@ static int try_way(const struct way *way)
 
 int main(int argc, char **argv)
 {
-        int status = EXIT_SUCCESS;
-
-        for (int i = 0; argc == 2 && i < WAYS; i++)
-                if (!strcmp(argv[1], ways[i].name))
-                        return try_way(&ways[i]);
-        if (argc > 1)
-                gt_die("no such way: %s", argv[1]);
-        for (int i = 0; i < WAYS; i++) {
-                char name[64];
-                char *arguments[] = {argv[0], name, NULL};
-                int ended;
-                pid_t pid;
-
-                snprintf(name, sizeof name, "%s", ways[i].name);
-                if (posix_spawn(&pid, argv[0], NULL, NULL, arguments, environ) || waitpid(pid, &ended, 0) != pid)
-                        gt_die("%s: no process", name);
-                ended = gt_status(name, ended);
-                if (ended == GT_SKIPPED)
-                        return GT_SKIPPED;
-                if (ended != EXIT_SUCCESS)
-                        status = EXIT_FAILURE;
-        }
-        return status;
+        return gt_ways(argc, argv, WAYS, name_of, try_way);
 }

@@ -5,12 +5,15 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <getopt.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
+
+extern char **environ;
 
 int gt_status(const char *name, int ended)
 {
@@ -326,4 +329,31 @@ int gt_options(int argc, char **argv, const char *usage, const struct gt_option 
         if (found != -1)
                 gt_die("usage: %s %s", argv[0], usage);
         return optind;
+}
+
+int gt_ways(int argc, char **argv, size_t count, const char *(*name)(size_t way), int (*attempt)(size_t way))
+{
+        int status = EXIT_SUCCESS;
+
+        for (size_t i = 0; argc == 2 && i < count; i++)
+                if (!strcmp(argv[1], name(i)))
+                        return attempt(i);
+        if (argc > 1)
+                gt_die("no such way: %s", argv[1]);
+        for (size_t i = 0; i < count; i++) {
+                char way[64];
+                char *arguments[] = {argv[0], way, NULL};
+                int ended;
+                pid_t pid;
+
+                snprintf(way, sizeof way, "%s", name(i));
+                if (posix_spawn(&pid, argv[0], NULL, NULL, arguments, environ) || waitpid(pid, &ended, 0) != pid)
+                        gt_die("%s: no process", way);
+                ended = gt_status(way, ended);
+                if (ended == GT_SKIPPED)
+                        return GT_SKIPPED;
+                if (ended != EXIT_SUCCESS)
+                        status = EXIT_FAILURE;
+        }
+        return status;
 }

@@ -136,6 +136,13 @@ int gt_options(int argc, char **argv, const char *usage, const struct gt_option 
 /* How many bytes of the card an allocation of SIZE above 1 MiB takes. */
 size_t gt_pages(size_t size);
 
+/*
+ * The main function of a program with many ways, of which the library remembers what it saw: with no argument each is
+ * tried in a process of its own, with a name only that one, by its index. The exit status: of the one; of all that one
+ * failed, or that they were skipped.
+ */
+int gt_ways(int argc, char **argv, size_t count, const char *(*name)(size_t way), int (*attempt)(size_t way));
+
 /* Xorshift: the same seed gives the same numbers on every machine. *STATE must not be 0. */
 uint64_t gt_random(uint64_t *state);
 
