@@ -8,18 +8,29 @@ Each section has a folder and a simulated GPU of its own. What is run:
     ```sh        by bash; each command must succeed. With PID in it, while the block before it runs
     ```python    under the library
     ```console   the commands after "$ "; they must print what follows, but for numbers and what "..." stands for
+    ```yaml      Kubernetes' own types know each field; what the containers run, with the annotations, succeeds
     indented     the lines that begin with gpureclaim, where PID runs the first one and FILE is a trace
 
-The programs are stand-ins that allocate as the text says. docker, srun and others run what they are given.
+The programs are stand-ins that allocate as the text says. docker, srun and others run what they are given. Kubernetes'
+types are those of its Python client; without that, manifests are left out.
 """
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import types
+import urllib.request
 
 from scene import Scene, until
+
+try:
+    import yaml
+    from kubernetes.client import ApiClient
+except ImportError:
+    yaml = None
 
 command, sim, shim, source = map(os.path.abspath, sys.argv[1:5])
 
@@ -52,6 +63,7 @@ STAND_INS = {
     "jupyter": "python3 train.py",
     "pytest": "python3 train.py",
     "srun": '"$@"',
+    "torchrun": 'for i in 1 2; do python3 train.py & done; wait',
     "setpriv": 'while [ "${1#--}" != "$1" ]; do shift; done; "$@"',
     "docker": 'while [ "$1" != my-image ]; do shift; done; shift; command=$(basename "$1"); shift; "$command" "$@"',
     "apptainer": 'exec docker "$@"',
@@ -112,10 +124,10 @@ class Section:
             made.write(text)
         os.chmod(made.name, 0o755)
 
-    def _start(self, words):
+    def _start(self, words, settings={}):
         return subprocess.Popen(
-            words, cwd=self._folder, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True
+            words, cwd=self._folder, env={**self._environment, **settings}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
 
     def _end(self, program, what):
@@ -155,6 +167,38 @@ class Section:
         os.remove(os.path.join(self._folder, "stay"))
         self._end(running, self._before)
 
+    def manifest(self, text):
+        written = yaml.safe_load(text)
+        kind = "V1" + written["kind"]
+        read = ApiClient().deserialize(types.SimpleNamespace(data=json.dumps(written)), kind)
+        kept = ApiClient().sanitize_for_serialization(read)
+        self._scene.check(kept == written, f"{self._where}: {kind} has other fields: {kept}, written: {written}")
+        pod = written if kind == "V1Pod" else written["spec"]["template"]
+        for container in pod["spec"]["containers"]:
+            command_line = [re.sub("^/opt/gpureclaim/bin/", "", word) for word in container["command"]]
+            settings = {}
+            for setting in container["env"]:
+                path = setting.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+                noted = re.fullmatch(r"metadata\.annotations\['(.*)'\]", path)
+                settings[setting["name"]] = pod["metadata"]["annotations"][noted[1]] if noted else setting["value"]
+            if "serve" in command_line:
+                self._serve([re.sub(":[0-9]+$", ":0", word) for word in command_line], settings)
+            else:
+                self._end(self._start(command_line, settings), " ".join(command_line))
+
+    def _serve(self, words, settings):
+        if not os.path.exists(command + "-serve"):
+            return
+        server = self._start(words, settings)
+        said = server.stdout.readline()
+        address = re.search("http://.*/metrics", said)
+        self._scene.check(address, f"{self._where}: {words} tells no address: {said}")
+        if address:
+            with urllib.request.urlopen(address[0], timeout=30) as page:
+                self._scene.check(b"gpureclaim_" in page.read(), f"{self._where}: {words} tells nothing")
+            server.send_signal(signal.SIGTERM)
+        self._end(server, " ".join(words))
+
     def lines(self, lines):
         self._environment["GPURECLAIM_BACKTRACE"] = "sample"
         for line in lines:
@@ -193,6 +237,8 @@ def run_page(page):
                     place.python("\n".join(lines))
                 elif language == "indented":
                     place.lines(lines)
+                elif language == "yaml" and yaml:
+                    place.manifest("\n".join(lines))
                 elif language == "console" and "$ scripts/run" not in lines[0]:  # that is in the test "run"
                     place.console(lines)
             failed += scene.failed
