@@ -100,6 +100,7 @@ struct mapping {
 };
 static struct mapping *mappings GR_GUARDED_BY(gr_mappings);
 static uint64_t mapped_count GR_GUARDED_BY(gr_mappings);
+static _Atomic uint64_t host_bytes;   /* of content in host memory, and not in files; changed with the lock held */
 static _Atomic uint64_t used_devices; /* a bit for each that has, or had, a context; changed with the lock held */
 static size_t largest_bytes GR_GUARDED_BY(gr_mappings); /* of all mappings ever */
 
@@ -264,6 +265,8 @@ GR_HELD(gr_mappings) static void drop_host(struct gr_memory *memory)
         gr_assert_locked(&gr_mappings);
         munmap(memory->host, memory->bytes);
         memory->host = NULL;
+        if (!memory->in_file)
+                atomic_fetch_sub(&host_bytes, memory->bytes);
         atomic_fetch_sub(&gr_core.devices[memory->device].asleep_bytes, memory->bytes);
 }
 
@@ -413,7 +416,12 @@ void gr_mapped_end_move(struct gr_memory *memory)
         gr_unlock(&gr_mappings);
 }
 
-CUresult gr_mapped_leave(struct gr_memory *memory, void *host)
+uint64_t gr_mapped_host_bytes(void)
+{
+        return atomic_load(&host_bytes);
+}
+
+CUresult gr_mapped_leave(struct gr_memory *memory, void *host, bool in_file)
 {
         CUresult result;
 
@@ -423,6 +431,9 @@ CUresult gr_mapped_leave(struct gr_memory *memory, void *host)
         if (result == CUDA_SUCCESS) {
                 release_memory(memory);
                 memory->host = host;
+                memory->in_file = in_file;
+                if (!in_file)
+                        atomic_fetch_add(&host_bytes, memory->bytes);
                 atomic_fetch_add(&gr_core.devices[memory->device].asleep_bytes, memory->bytes);
                 adjust_group(memory, -1);
         }

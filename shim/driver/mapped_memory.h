@@ -32,7 +32,8 @@ struct gr_memory {
         bool moving;                         /* a thread moves it to the host or back; it is not unmapped meanwhile */
         unsigned mapped;                     /* at how many addresses, also while it is asleep */
         uint64_t ptr;                        /* where it was mapped last; 0: not there any more */
-        void *host; /* its content, while that is not on the device; NULL: it is. Then nothing is mapped at ptr */
+        void *host;   /* its content, while that is not on the device; NULL: it is. Then nothing is mapped at ptr */
+        bool in_file; /* host is a file's memory */
 };
 
 /*
@@ -75,10 +76,13 @@ struct gr_memory *gr_mapped_begin_move(uint64_t ptr, bool asleep);
 void gr_mapped_end_move(struct gr_memory *memory);
 
 /*
- * The content is in host, a mapping of memory->bytes, which memory now owns: gives the memory back to the driver, and
- * keeps its addresses. On failure nothing has changed.
+ * The content is in host, a mapping of memory->bytes, of a file or not, which memory now owns: gives the memory back to
+ * the driver, and keeps its addresses. On failure nothing has changed.
  */
-CUresult gr_mapped_leave(struct gr_memory *memory, void *host);
+CUresult gr_mapped_leave(struct gr_memory *memory, void *host, bool in_file);
+
+/* Bytes of all that is asleep in host memory, and not in a file. */
+uint64_t gr_mapped_host_bytes(void);
 
 /* Takes memory of the driver again, and maps it where it was. The caller then copies the content, and calls arrived. */
 CUresult gr_mapped_create_again(struct gr_memory *memory);

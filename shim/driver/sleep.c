@@ -20,6 +20,7 @@
 #include "reclaim/rung.h"
 #include "system/environment.h"
 #include "system/host_memory.h"
+#include "system/mapped_file.h"
 #include "system/workers.h"
 
 #define MOVERS_MAX    14 /* threads that copy; that many nearly fill the link (docs/measurements.md, sleep-copies) */
@@ -71,6 +72,7 @@ struct job {
         struct gr_memory **memories;
         size_t count;
         bool out;
+        _Atomic uint64_t host_bytes; /* room for what goes out; what finds none goes into files */
         CUstream stream;
         char *const *buffers;  /* of each mover */
         unsigned buffer_count; /* movers after these copy without */
@@ -82,7 +84,7 @@ struct job {
 
 /* One mover's. */
 struct mover {
-        const struct job *job;
+        struct job *job;
         char *buffers[2]; /* NULL: none */
         CUevent events[2];
         bool pending[2];
@@ -128,15 +130,15 @@ static CUresult await_buffer(struct mover *mover, int buffer)
         return result;
 }
 
-/* Copies a chunk to host memory or back, through the buffer. */
-static CUresult copy_chunk(struct mover *mover, int buffer, CUdeviceptr ptr, char *host, size_t bytes)
+/* Copies a chunk to host memory or back, through the buffer. in_file: host is a file's memory. */
+static CUresult copy_chunk(struct mover *mover, int buffer, CUdeviceptr ptr, char *host, size_t bytes, bool in_file)
 {
         CUstream stream = mover->job->stream;
         char *between = mover->buffers[buffer];
         CUresult result = await_buffer(mover, buffer);
 
         gr_operations_callbacks->going_on(); /* or the process that asked for it takes this one for hung */
-        if (result == CUDA_SUCCESS && mover->job->out && !gr_host_may_take(bytes))
+        if (result == CUDA_SUCCESS && mover->job->out && !in_file && !gr_host_may_take(bytes))
                 result = CUDA_ERROR_OUT_OF_MEMORY;
         if (result != CUDA_SUCCESS)
                 return result;
@@ -166,7 +168,7 @@ static CUresult fetch_buffer(struct mover *mover, int buffer, char *host, size_t
 }
 
 /* While one buffer is on its way the processor works on the other. CUDA_ERROR_NOT_READY: the sleep has to stop. */
-static CUresult copy_memory(struct mover *mover, const struct gr_memory *memory, char *host)
+static CUresult copy_memory(struct mover *mover, const struct gr_memory *memory, char *host, bool in_file)
 {
         bool out = mover->job->out;
         CUresult result = CUDA_SUCCESS, end;
@@ -176,7 +178,7 @@ static CUresult copy_memory(struct mover *mover, const struct gr_memory *memory,
         for (at = 0; at < memory->bytes && result == CUDA_SUCCESS; at += BUFFER_BYTES, buffer ^= 1) {
                 result = out && is_wanted() ? CUDA_ERROR_NOT_READY
                                             : copy_chunk(mover, buffer, memory->ptr + at, host + at,
-                                                         gr_min(BUFFER_BYTES, memory->bytes - at));
+                                                         gr_min(BUFFER_BYTES, memory->bytes - at), in_file);
                 if (result == CUDA_SUCCESS && out && at > 0)
                         result = fetch_buffer(mover, buffer ^ 1, host + last, BUFFER_BYTES);
                 last = at;
@@ -190,20 +192,47 @@ static CUresult copy_memory(struct mover *mover, const struct gr_memory *memory,
         return result;
 }
 
-static CUresult move_out(struct mover *mover, struct gr_memory *memory)
+/* Host memory for a copy that goes out. NULL: there is none. */
+static char *take_host(size_t bytes)
 {
-        char *host =
-                mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        CUresult result;
+        char *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
         if (host == MAP_FAILED)
-                return CUDA_ERROR_OUT_OF_MEMORY;
-        madvise(host, memory->bytes, MADV_HUGEPAGE);
-        madvise(host, memory->bytes, MADV_DONTFORK); /* a child has no use for it */
-        result = copy_memory(mover, memory, host);
+                return NULL;
+        madvise(host, bytes, MADV_HUGEPAGE);
+        madvise(host, bytes, MADV_DONTFORK); /* a child has no use for it */
+        return host;
+}
+
+/* Takes from the room for what goes out. */
+static bool has_room(_Atomic uint64_t *room, uint64_t bytes)
+{
+        uint64_t left = atomic_load(room);
+
+        while (left >= bytes)
+                if (atomic_compare_exchange_weak(room, &left, left - bytes))
+                        return true;
+        return false;
+}
+
+/* What has room neither in host memory nor in a file stays, and is no error. */
+static CUresult move_out(struct mover *mover, struct gr_memory *memory)
+{
+        bool in_file = !has_room(&mover->job->host_bytes, memory->bytes);
+        char *host = in_file ? gr_mapped_file_memory(config.folder, memory->bytes) : take_host(memory->bytes);
+        CUresult result;
+
+        if (!host && in_file)
+                gr_log(GR_LOG_INFO, "GPURECLAIM_SLEEP_DIR: %s: %s; %zu MiB stay on the device", config.folder->text,
+                       strerror(errno), memory->bytes >> 20);
+        if (!host)
+                return in_file ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        result = copy_memory(mover, memory, host, in_file);
         if (result == CUDA_SUCCESS)
-                result = gr_mapped_leave(memory, host);
-        if (result != CUDA_SUCCESS)
+                result = gr_mapped_leave(memory, host, in_file);
+        if (result == CUDA_SUCCESS)
+                atomic_fetch_add(&mover->job->moved_bytes, memory->bytes);
+        else
                 munmap(host, memory->bytes);
         return result;
 }
@@ -214,11 +243,13 @@ static CUresult move_in(struct mover *mover, struct gr_memory *memory)
 
         if (result != CUDA_SUCCESS)
                 return result;
-        result = copy_memory(mover, memory, memory->host);
-        if (result == CUDA_SUCCESS)
+        result = copy_memory(mover, memory, memory->host, memory->in_file);
+        if (result == CUDA_SUCCESS) {
+                atomic_fetch_add(&mover->job->moved_bytes, memory->bytes);
                 gr_mapped_arrived(memory);
-        else
+        } else {
                 gr_mapped_give_up(memory, true);
+        }
         return result;
 }
 
@@ -247,8 +278,6 @@ static void move_one_by_one(struct job *job)
                                 break;
                         result =
                                 job->out ? move_out(&mover, job->memories[next]) : move_in(&mover, job->memories[next]);
-                        if (result == CUDA_SUCCESS)
-                                atomic_fetch_add(&job->moved_bytes, job->memories[next]->bytes);
                 }
                 for (int i = 0; i < 2; i++)
                         if (mover.events[i])
@@ -324,9 +353,10 @@ GR_HELD(sleep_lock) static void make_ring(struct gr_context *context)
 /* Moves count memories, all of them in begin_move. Returns the bytes that were moved; *ret_result: the first error. */
 GR_HELD(sleep_lock)
 static uint64_t move_memories(struct gr_context *context, bool out, struct gr_memory **memories, size_t count,
-                              CUresult *ret_result)
+                              uint64_t host_bytes, CUresult *ret_result)
 {
-        struct job job = {.context = context, .out = out, .memories = memories, .count = count};
+        struct job job = {
+                .context = context, .out = out, .memories = memories, .count = count, .host_bytes = host_bytes};
         CUcontext popped;
 
         gr_assert_locked(&sleep_lock);
@@ -389,21 +419,12 @@ static void end_moves(struct gr_memory **memories, size_t count)
         free(memories);
 }
 
-static uint64_t asleep_bytes(void)
-{
-        uint64_t sum = 0;
-
-        for (int i = 0; i < GR_DEVICES_MAX; i++)
-                sum += atomic_load(&gr_core.devices[i].asleep_bytes);
-        return sum;
-}
-
 /* How much more host memory may be taken, but for what make_ring will take. */
 GR_HELD(sleep_lock) static uint64_t room_on_host(void)
 {
         bool has_ring = ring.context && atomic_load(&ring.context->number) == ring.number;
         uint64_t ring_bytes = has_ring ? 0 : most_movers * 2 * BUFFER_BYTES;
-        uint64_t asleep = asleep_bytes(), left = gr_host_begin_taking();
+        uint64_t asleep = gr_mapped_host_bytes(), left = gr_host_begin_taking();
 
         gr_assert_locked(&sleep_lock);
         return gr_min(config.host_bytes > asleep ? config.host_bytes - asleep : 0, left - gr_min(left, ring_bytes));
@@ -413,12 +434,14 @@ GR_NOT_CHECKED static bool move_memory_out(struct gr_context *context, void *arg
 {
         struct outcome *outcome = arg;
         struct gr_memory **memories;
+        uint64_t room_bytes;
         size_t count;
 
         gr_assert_locked(&sleep_lock);
         gr_rung_run(context, GR_RUNG_TRIM, UINT64_MAX);
-        memories = begin_moves(context->ordinal, false, room_on_host(), &count);
-        outcome->moved_bytes = move_memories(context, true, memories, count, &outcome->result);
+        room_bytes = room_on_host();
+        memories = begin_moves(context->ordinal, false, config.folder ? UINT64_MAX : room_bytes, &count);
+        outcome->moved_bytes = move_memories(context, true, memories, count, room_bytes, &outcome->result);
         end_moves(memories, count);
         return false;
 }
@@ -468,7 +491,7 @@ GR_NOT_CHECKED static bool bring_memory_back(struct gr_context *context, void *a
 
                 outcome->result = memories ? create_memories(memories, count) : CUDA_ERROR_OUT_OF_MEMORY;
                 if (outcome->result == CUDA_SUCCESS) {
-                        outcome->moved_bytes += move_memories(context, false, memories, count, &outcome->result);
+                        outcome->moved_bytes += move_memories(context, false, memories, count, 0, &outcome->result);
                         for (size_t i = 0; i < count; i++)
                                 if (memories[i]->host && memories[i]->handle)
                                         gr_mapped_give_up(memories[i], false);

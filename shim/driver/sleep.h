@@ -46,9 +46,10 @@ static inline bool gr_sleep_is_on(void)
 }
 
 struct gr_sleep_config {
-        uint64_t host_bytes; /* the most host memory that it may take */
-        uint64_t turn_ns;    /* how long others must wait before they end this process's work; 0: they must not */
-        uint64_t wait_ns;    /* how long a call at the gate waits for memory to be had again */
+        uint64_t host_bytes;          /* the most host memory that it may take */
+        const struct gr_path *folder; /* of files for what has no room there; NULL: that stays on the device */
+        uint64_t turn_ns; /* how long others must wait before they end this process's work; 0: they must not */
+        uint64_t wait_ns; /* how long a call at the gate waits for memory to be had again */
 };
 
 /* Allows sleep. */

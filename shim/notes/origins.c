@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -79,23 +78,6 @@ static _Thread_local struct {
         unsigned stacks;       /* how many so far, COLD_STACKS at most */
 } own __attribute__((tls_model("initial-exec")));
 
-/*
- * Reserves room on the disk: a page of the mapping without it would end the program (SIGBUS). A file above the
- * process's size limit would end it in posix_fallocate (SIGXFSZ). 0 or -errno.
- */
-static int take_room(int fd, size_t at, size_t bytes)
-{
-        struct rlimit most;
-        int rc;
-
-        if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < at + bytes)
-                return -EFBIG;
-        do
-                rc = posix_fallocate(fd, (off_t)at, (off_t)bytes);
-        while (rc == EINTR);
-        return -rc;
-}
-
 /* Lets the part of the file that starts at begin grow to `end` bytes, if it may. Returns whether it reaches so far. */
 static __attribute__((noinline)) bool grow_room(_Atomic size_t *room, size_t begin, size_t end, size_t most)
 {
@@ -104,7 +86,7 @@ static __attribute__((noinline)) bool grow_room(_Atomic size_t *room, size_t beg
 
         gr_lock(&lock);
         while (*room < end && end <= most && !is_full) {
-                int fd = gr_mapped_file_open(&file), rc = fd < 0 ? fd : take_room(fd, begin + *room, STEP);
+                int fd = gr_mapped_file_open(&file), rc = fd < 0 ? fd : gr_mapped_file_reserve(fd, begin + *room, STEP);
 
                 if (fd >= 0)
                         gr_message_end(fd);
@@ -637,7 +619,7 @@ GR_HELD(lock) static int create_file(void)
         fd = gr_mapped_file_create(&file, pattern, pattern == standard.text ? 0600 : 0666);
         if (fd < 0)
                 return fd;
-        rc = take_room(fd, 0, STEP);
+        rc = gr_mapped_file_reserve(fd, 0, STEP);
         mapped = rc ? MAP_FAILED : mmap(NULL, MAPPED_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (!rc && mapped == MAP_FAILED)
                 rc = -errno;

@@ -30,6 +30,7 @@
 #include "process/api.h"
 #include "reclaim/trim.h"
 #include "system/environment.h"
+#include "system/mapped_file.h"
 #include "system/messages.h"
 #include "system/platform.h"
 #include "system/workers.h"
@@ -423,12 +424,25 @@ static uint64_t wait_ns(uint64_t usual_ns)
         return turn_ns() ? gr_max(TURN_WAIT_NS, TURN_WAITS * gr_min(turn_ns(), INT64_MAX / 4 / TURN_WAITS)) : usual_ns;
 }
 
+/* Whether GPURECLAIM_SLEEP_DIR names a folder that can be used, which is made absolute. */
+static bool is_for_sleep(struct gr_path *folder)
+{
+        int rc = folder->text[0] ? gr_mapped_file_on_disk(folder) : 0;
+
+        if (rc < 0)
+                gr_log(GR_LOG_WARN, "GPURECLAIM_SLEEP_DIR: %s: %s; not used", folder->text, strerror(-rc));
+        else if (rc == 0 && folder->text[0])
+                gr_log(GR_LOG_WARN, "GPURECLAIM_SLEEP_DIR: %s: its files are in memory; not used", folder->text);
+        return rc > 0;
+}
+
 /*
  * The debug aids look at freed memory by themselves, so with them it has to be there. What puts the process to sleep is
  * the thread that serves neighbours.
  */
 static void allow_sleep(uint64_t memory_bytes)
 {
+        static struct gr_path folder;
         uint64_t host_bytes = gr_size_resolve(&gr_options.sleep_host, -1, memory_bytes, NULL);
         struct gr_sleep_config config = {.host_bytes = host_bytes == GR_SIZE_NONE ? UINT64_MAX : host_bytes,
                                          .turn_ns = turn_ns(),
@@ -444,8 +458,12 @@ static void allow_sleep(uint64_t memory_bytes)
                 gr_log(GR_LOG_WARN, "GPURECLAIM_SLEEP: not with GPURECLAIM_FILL, GUARD or QUARANTINE");
         else if (!gr_options.neighbour)
                 gr_log(GR_LOG_WARN, "GPURECLAIM_SLEEP: not with GPURECLAIM_NEIGHBOUR=0, as no thread is there for it");
-        else
+        else {
+                folder = gr_options.sleep_dir;
+                if (is_for_sleep(&folder))
+                        config.folder = &folder;
                 gr_sleep_init(&config);
+        }
 }
 
 /* Sets up the core; called once, when the driver's functions are known (GR_SET_UP_BY). */

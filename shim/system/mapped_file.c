@@ -2,7 +2,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include "system/environment.h"
@@ -42,6 +47,66 @@ int gr_mapped_file_open(const struct gr_mapped_file *file)
                 return fd;
         gr_message_end(fd);
         return -ESTALE;
+}
+
+int gr_mapped_file_reserve(int fd, size_t at, size_t bytes)
+{
+        struct rlimit most;
+        int rc;
+
+        if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < at + bytes)
+                return -EFBIG;
+        do
+                rc = posix_fallocate(fd, (off_t)at, (off_t)bytes);
+        while (rc == EINTR);
+        return -rc;
+}
+
+int gr_mapped_file_on_disk(struct gr_path *folder)
+{
+        struct statfs system;
+
+        gr_environment_make_absolute(folder);
+        if (access(folder->text, W_OK | X_OK) != 0 || statfs(folder->text, &system) != 0)
+                return -errno;
+        return system.f_type != TMPFS_MAGIC && system.f_type != RAMFS_MAGIC;
+}
+
+/* A new file in folder that has no name. */
+static int open_nameless(const struct gr_path *folder)
+{
+        static const char pattern[] = "/gpureclaim-XXXXXX";
+        char path[sizeof(folder->text) + sizeof(pattern)];
+        int fd = open(folder->text, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+
+        if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT))
+                return fd;
+        stpcpy(stpcpy(path, folder->text), pattern); /* the file system knows no files without a name */
+        fd = mkostemp(path, O_CLOEXEC);
+        if (fd >= 0)
+                unlink(path);
+        return fd;
+}
+
+void *gr_mapped_file_memory(const struct gr_path *folder, size_t bytes)
+{
+        int fd = gr_message_begin(open_nameless(folder)), rc;
+        void *memory = MAP_FAILED;
+
+        if (fd < 0)
+                return NULL;
+        rc = -gr_mapped_file_reserve(fd, 0, bytes);
+        if (rc == 0)
+                memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        rc = rc == 0 && memory == MAP_FAILED ? errno : rc;
+        gr_message_end(fd);
+        if (rc) {
+                errno = rc;
+                return NULL;
+        }
+        madvise(memory, bytes, MADV_SEQUENTIAL);
+        madvise(memory, bytes, MADV_DONTFORK);
+        return memory;
 }
 
 void gr_mapped_file_command(char *ret, size_t bytes)

@@ -7,6 +7,7 @@ set -u
 . "$(dirname "$0")/../support/fail.sh"
 
 program=$1
+program_folder=$(dirname "$1")
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
 shown=("$folder/err")
@@ -62,6 +63,9 @@ warns SLEEP=10ms 10ms "out of range"
 for value in demand 10min; do
         GPURECLAIM_NEIGHBOUR=0 warns SLEEP=$value "not with GPURECLAIM_NEIGHBOUR=0"
         quiet GPURECLAIM_SLEEP=$value
+        GPURECLAIM_SLEEP=$value warns SLEEP_DIR=/dev/shm "/dev/shm: its files are in memory; not used"
+        GPURECLAIM_SLEEP=$value warns SLEEP_DIR=/no/folder "/no/folder: No such file or directory; not used"
+        quiet GPURECLAIM_SLEEP=$value GPURECLAIM_SLEEP_DIR="$program_folder"
 done
 warns STATS=2 2 "using the default, 0"
 warns LOG=loud loud "using the default, warn"

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -42,6 +43,7 @@ static const struct host_file {
         const char *later; /* what it says from the second look on; NULL: the same */
 } * host_files;
 static _Atomic unsigned host_looks;
+static bool nameless_fails; /* the file system of any folder knows no files without a name */
 
 /* Stands before the C library's. */
 __attribute__((visibility("default"))) int open64(const char *path, int flags, ...)
@@ -54,9 +56,13 @@ __attribute__((visibility("default"))) int open64(const char *path, int flags, .
         int fd;
 
         va_start(arguments_after, flags);
-        mode = flags & O_CREAT ? va_arg(arguments_after, mode_t) : 0;
+        mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(arguments_after, mode_t) : 0;
         va_end(arguments_after);
         memcpy(&real, &found, sizeof(real));
+        if (nameless_fails && (flags & O_TMPFILE) == O_TMPFILE) {
+                errno = EOPNOTSUPP;
+                return -1;
+        }
         if (!host_files || (strcmp(path, "/proc/meminfo") != 0 && strcmp(path, "/proc/self/cgroup") != 0 &&
                             strncmp(path, "/sys/fs/cgroup", 14) != 0))
                 return real(path, flags, mode);
@@ -460,6 +466,76 @@ static void mode_host(void)
         }
 }
 
+static int lowest_free_descriptor(void)
+{
+        int fd = dup(STDIN_FILENO);
+
+        close(fd);
+        return fd;
+}
+
+/* How many files that were removed the process has mapped. */
+static int removed_files(void)
+{
+        FILE *maps = fopen("/proc/self/maps", "re");
+        char line[4096];
+        int count = 0;
+
+        while (maps && fgets(line, sizeof(line), maps))
+                count += strstr(line, getenv("GPURECLAIM_SLEEP_DIR")) && strstr(line, "(deleted)");
+        if (maps)
+                fclose(maps);
+        return count;
+}
+
+/* With GPURECLAIM_SLEEP_DIR: what has no room in host memory goes to files, as far as these may be so large. */
+static void mode_files(void)
+{
+        static const struct {
+                const char *what;
+                const char *available;
+                size_t file_most; /* a file may have; 0: any */
+                bool nameless_fails;
+        } hosts[] = {
+                {"all in files", "MemAvailable: 0 kB\n", 0, false},
+                {"the file system knows no files without a name", "MemAvailable: 0 kB\n", 0, true},
+                {"some in files", "MemAvailable: 81920 kB\n", 0, false},
+                {"files may not be large", "MemAvailable: 81920 kB\n", 64 * KIB, false},
+        };
+        const struct host_file none[] = {{NULL, NULL, NULL}};
+
+        processors = 2;
+        take_blocks();
+        for (size_t i = 0; i < sizeof(hosts) / sizeof(hosts[0]); i++) {
+                const struct host_file files[] = {{"/proc/meminfo", hosts[i].available, NULL}, none[0]};
+                struct rlimit usual, most;
+                size_t before = on_device(), left;
+                int free_descriptor = lowest_free_descriptor(), mapped;
+
+                getrlimit(RLIMIT_FSIZE, &usual);
+                most = usual;
+                most.rlim_cur = hosts[i].file_most ? hosts[i].file_most : usual.rlim_cur;
+                setrlimit(RLIMIT_FSIZE, &most);
+                nameless_fails = hosts[i].nameless_fails;
+                host_files = files;
+                sleep_now(hosts[i].what);
+                host_files = NULL;
+                setrlimit(RLIMIT_FSIZE, &usual);
+                left = before - on_device();
+                mapped = removed_files();
+                gt_check(hosts[i].file_most ? mapped == 0 && left <= 70 * MIB : mapped > 0 && left >= 200 * MIB,
+                         hosts[i].what, "%zu MiB left, %d files", left / MIB, mapped);
+                gt_check(lowest_free_descriptor() == free_descriptor, hosts[i].what, "no descriptor is left open");
+                look_at_blocks(hosts[i].what);
+                gt_check(removed_files() == 0, hosts[i].what, "no file is left, awake");
+        }
+        host_files = (const struct host_file[]){{"/proc/meminfo", "MemAvailable: 0 kB\n", NULL}, none[0]};
+        sleep_now("to be freed");
+        host_files = NULL;
+        free_blocks();
+        gt_check(removed_files() == 0, "freed", "no file is left");
+}
+
 int main(int argc, char **argv)
 {
         static const struct {
@@ -474,6 +550,7 @@ int main(int argc, char **argv)
                 {"stays-busy", mode_stays_busy}, {"stays", mode_stays},   {"ending", mode_ending},
                 {"devices", mode_devices},       {"first", mode_first},   {"joins", mode_joins},
                 {"failing", mode_failing},       {"idle", mode_idle},     {"host", mode_host},
+                {"files", mode_files},
         };
 
         arguments = argv;
