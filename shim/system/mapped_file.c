@@ -31,6 +31,7 @@ int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern, mode_
         if (fstat(fd, &ret->made) == 0)
                 return fd;
         rc = -errno;
+        unlink(ret->path.text);
         gr_message_end(fd);
         return rc;
 }

@@ -20,8 +20,8 @@ struct gr_mapped_file {
 
 /*
  * Makes a new file in place of an old one. The old one is not shortened, because a process that has mapped it would end
- * with SIGBUS. pattern: for gr_options_expand_path; mode: as open takes it. Returns a descriptor or -errno; -EEXIST:
- * what has the name is not a regular file.
+ * with SIGBUS. pattern: for gr_options_expand_path; mode: as open takes it. Returns a descriptor or -errno, and then
+ * leaves no file behind; -EEXIST: what has the name is not a regular file.
  */
 int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern, mode_t mode);
 

@@ -191,6 +191,7 @@ grep -q 'GPURECLAIM_TRACE: cannot write .*/none/trace: No such file' err || fail
 run "$traced" unseen
 is "an unseen file: exit status" 0 $status
 grep -q 'GPURECLAIM_TRACE: cannot write .*/trace: Input/output error' err || fail "an unseen file: no warning"
+[ ! -e trace ] || fail "an unseen file: it is still there"
 
 # Of a command that is too long the end is missing, and the last byte is a NUL.
 run "$traced" wraps 10 "$(printf '%02000d' 7)"
