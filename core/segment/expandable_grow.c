@@ -51,6 +51,8 @@
 #define HOLES_LOOKED     128 /* most holes that one request looks at: a microsecond or two */
 /* After so long the driver is asked for memory although, by its own figure, it has too little. */
 #define REFUSED_NS UINT64_C(100000000)
+/* After so long extra memory is mapped again: what others cached may have decayed. */
+#define EXTRA_AGAIN_NS UINT64_C(10000000000)
 
 /* Below, the segments' lock is held unless a comment says otherwise. */
 
@@ -305,6 +307,14 @@ static int map_holes(struct gr_context *context, struct gr_range *range, uint64_
         return 0;
 }
 
+/* Whether a request may map more than it lacks. Lock not held. */
+static bool may_map_extra(struct gr_context *context, size_t bytes)
+{
+        uint64_t from_ns = atomic_load(&context->segments->extra_from_ns);
+
+        return !gr_is_small(bytes) && (from_ns == 0 || context->core->driver->now_ns() >= from_ns);
+}
+
 /*
  * How much to map for a large request that lacks less: extra memory for the next requests, as a large extent costs
  * hardly more time than a small one. Not so much that the footprint would exceed its bound or come near a limit.
@@ -315,8 +325,7 @@ static uint64_t least_to_map(struct gr_context *context, size_t bytes)
         uint64_t reserved = atomic_load(&context->device->reserved_bytes);
         uint64_t least_bytes = gr_page_down(gr_min(reserved / EXTRA_SHARE, EXTRA_MOST_BYTES));
 
-        if (gr_is_small(bytes) || atomic_load(&context->segments->extra_refused) ||
-            gr_extents_stay_small(context->device, bytes))
+        if (!may_map_extra(context, bytes) || gr_extents_stay_small(context->device, bytes))
                 return 0;
         while (least_bytes > 0 && (gr_slack_is_exceeded_recently(context, bytes, least_bytes) ||
                                    gr_budget_cache_room(context->device) < least_bytes + reserved / EXTRA_ROOM_SHARE))
@@ -333,7 +342,7 @@ static uint64_t least_to_map_for_graph(struct gr_context *context, size_t bytes)
 {
         uint64_t reserved = atomic_load(&context->device->reserved_bytes), least_bytes;
 
-        if (gr_is_small(bytes) || atomic_load(&context->segments->extra_refused))
+        if (!may_map_extra(context, bytes))
                 return 0;
         gr_lock(&context->segments->lock);
         least_bytes = gr_page_down(gr_min(gr_slack_ahead_for_graph(context, bytes), EXTRA_MOST_BYTES));
@@ -588,7 +597,7 @@ int gr_expandable_grow(struct gr_context *context, enum gr_expandable_kind kind,
 
         /* Where a large request fails for lack of memory, there may still be enough for a little more. */
         if (rc == -EAGAIN || (rc == -ENOMEM && little))
-                atomic_store(&context->segments->extra_refused, true);
+                atomic_store(&context->segments->extra_from_ns, context->core->driver->now_ns() + EXTRA_AGAIN_NS);
         if (rc == -EAGAIN)
                 rc = grow_at(context, kind, bytes, 0, ret_block);
         if (gr_is_graph_kind(kind) && gr_is_out_of_memory(rc) && gr_budget_returnable(context->device) < bytes &&

@@ -75,8 +75,8 @@ struct gr_segments {
         /* The driver refused to map memory at a second address, so nothing is moved: remap.c. */
         _Atomic bool moves_refused __attribute__((aligned(GR_LINE_BYTES)));
         _Atomic bool expandable_refused; /* no expandable segment, for lack of addresses or memory: expandable.c */
-        _Atomic bool extra_refused;      /* only what requests lack is mapped, as memory is short: expandable_grow.c */
         _Atomic uint64_t refused_ns;    /* when a mapping last failed for lack of memory; 0: never: expandable_grow.c */
+        _Atomic uint64_t extra_from_ns; /* before that no extra is mapped, as memory was short: expandable_grow.c */
         _Atomic uint64_t waiting_bytes; /* of ranges in the queue: segments_serve.c, segments.c */
         /* The latest epoch of ranges that became free ahead of their fence: segments_serve.c, segments.c. */
         _Atomic uint64_t ahead_epoch;

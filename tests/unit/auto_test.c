@@ -483,7 +483,7 @@ static void test_excess(void)
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
         rest = gpu_take(1024 * MIB);
-        atomic_store(&context->segments->extra_refused, false); /* each extent is larger than its block from here on */
+        atomic_store(&context->segments->extra_from_ns, 0); /* each extent is larger than its block from here on */
         for (int i = 0; i < 4; i++)
                 blocks[i] = gpu_take(i % 2 ? 2 * MIB : 30 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, (1024 + 64) * MIB);

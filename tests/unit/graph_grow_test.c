@@ -101,7 +101,7 @@ static void test_maps_ahead(void)
                 if (rows[i].cached)
                         gpu_give(gpu_take(rows[i].cached * MIB), rows[i].cached * MIB);
                 settle();
-                atomic_store(&context->segments->extra_refused, false);
+                atomic_store(&context->segments->extra_from_ns, 0);
                 if (rows[i].limit)
                         gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, rows[i].limit * MIB);
                 if (rows[i].refused)

@@ -28,7 +28,7 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         sg_by_hand(0);
         gr_core_init(&core, &parts, gpu_mapping ? &sg_mapping_driver : &sg_driver, &config);
         context = gr_core_context_add(&core, sg_context_new(0), 0);
-        atomic_store(&context->segments->extra_refused, true);
+        atomic_store(&context->segments->extra_from_ns, UINT64_MAX);
         sg_before[SG_MEM_RELEASE] = update_peak;
 }
 

@@ -26,7 +26,7 @@ extern bool gpu_in_order;
 
 /*
  * A fresh GPU, core and context, where no more memory is mapped than requests need: that makes what a test expects
- * simple. Random tests set segments->extra_refused to false again. The end checks that memory was not misused since;
+ * simple. Random tests set segments->extra_from_ns to 0 again. The end checks that memory was not misused since;
  * what was is said on stderr.
  */
 void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse);

@@ -129,7 +129,7 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
                 gpu_in_order = !overlaps;
                 gpu_begin(pool, reuse);
                 gpu_in_order = false;
-                atomic_store(&context->segments->extra_refused, seed % 2 == 0);
+                atomic_store(&context->segments->extra_from_ns, seed % 2 ? 0 : UINT64_MAX);
                 sg_by_hand(seed % 3 ? (uint32_t)seed : 1000);
                 gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, hard_bytes);
                 atomic_store(&core.streams_overlap, overlaps);
