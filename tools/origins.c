@@ -526,7 +526,8 @@ static bool open_left(struct origins *origins, unsigned long pid)
                 if (!folders[i])
                         continue;
                 snprintf(pattern, sizeof(pattern), GR_ORIGINS_NAME, folders[i]);
-                if (gr_options_expand_path(pattern, (pid_t)pid, path, sizeof(path)) != 0 || !origins_try(origins, path))
+                if (gr_options_expand_path(pattern, (pid_t)pid, 1, path, sizeof(path)) != 0 ||
+                    !origins_try(origins, path))
                         continue;
                 if (fstat(origins->fd, &about) == 0 && about.st_uid == geteuid())
                         return true;

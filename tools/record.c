@@ -81,7 +81,7 @@ static bool began_since(const char *path, const struct kind *kind, uint64_t sinc
         return began_ns >= since_ns;
 }
 
-/* Whether the name is the prefix, a dot, a number and the suffix, and not one of a longer prefix. */
+/* Whether the name is the prefix, a dot, what %p stands for and the suffix, and not one of a longer prefix. */
 static bool is_named(const char *name, const char *prefix, const char *suffix)
 {
         size_t prefix_length = strlen(prefix), digits;
@@ -90,6 +90,8 @@ static bool is_named(const char *name, const char *prefix, const char *suffix)
                 return false;
         name += prefix_length + 1;
         digits = strspn(name, "0123456789");
+        if (digits > 0 && name[digits] == '-')
+                digits += 1 + strspn(name + digits + 1, "0123456789");
         return digits > 0 && strcmp(name + digits, suffix) == 0;
 }
 

@@ -555,13 +555,13 @@ void gr_options_dump(const struct gr_options *options, void (*line)(const char *
         }
 }
 
-int gr_options_expand_path(const char *pattern, pid_t pid, char *buf, size_t buf_bytes)
+int gr_options_expand_path(const char *pattern, pid_t pid, unsigned image, char *buf, size_t buf_bytes)
 {
-        char out[GR_PATH_BYTES], digits[24];
+        char out[GR_PATH_BYTES], digits[40];
         size_t used = 0, piece_bytes;
         const char *piece;
 
-        snprintf(digits, sizeof(digits), "%ld", (long)pid);
+        snprintf(digits, sizeof(digits), image > 1 ? "%ld-%u" : "%ld", (long)pid, image);
         while (*pattern) {
                 piece = pattern;
                 piece_bytes = 1;

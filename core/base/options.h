@@ -192,10 +192,10 @@ const char *gr_option_format(const struct gr_options *options, enum gr_option_id
 void gr_options_dump(const struct gr_options *options, void (*line)(const char *text, void *arg), void *arg);
 
 /*
- * Writes pattern with %p replaced by pid and %% by %, anything else as it stands. -ENAMETOOLONG where it does not fit,
- * buf untouched.
+ * Writes pattern with %p replaced by pid and %% by %, anything else as it stands. image: above 1 it stands behind pid,
+ * as in 123-2. -ENAMETOOLONG where it does not fit, buf untouched.
  */
-int gr_options_expand_path(const char *pattern, pid_t pid, char *buf, size_t buf_bytes);
+int gr_options_expand_path(const char *pattern, pid_t pid, unsigned image, char *buf, size_t buf_bytes);
 
 /*
  * The candidate that text most likely meant; NULL: none is near enough. candidates has count entries, which may be

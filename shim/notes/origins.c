@@ -606,9 +606,10 @@ GR_HELD(lock) static int create_file(void)
         struct gr_path standard;
         struct timespec now;
         void *mapped;
+        bool chosen = *pattern;
         int fd, rc;
 
-        if (!*pattern) {
+        if (!chosen) {
                 while (folder + 1 < folders + sizeof(folders) / sizeof(folders[0]) &&
                        (!*folder || access(*folder, W_OK) != 0))
                         folder++;
@@ -616,7 +617,7 @@ GR_HELD(lock) static int create_file(void)
                 pattern = standard.text;
         }
         /* Only for the user's own eyes, unless the user chose the place, which may be for others as well. */
-        fd = gr_mapped_file_create(&file, pattern, pattern == standard.text ? 0600 : 0666);
+        fd = gr_mapped_file_create(&file, pattern, chosen, chosen ? 0666 : 0600);
         if (fd < 0)
                 return fd;
         rc = gr_mapped_file_reserve(fd, 0, STEP);

@@ -176,7 +176,7 @@ GR_HELD(lock) static int create_trace(void)
                                         .pid = (uint64_t)getpid(),
                                         .ring = GR_TRACE_BATCHES_MAX};
         struct timespec now;
-        int fd = gr_mapped_file_create(&file, gr_options.trace.text, 0666), rc;
+        int fd = gr_mapped_file_create(&file, gr_options.trace.text, true, 0666), rc;
 
         if (fd < 0)
                 return fd;

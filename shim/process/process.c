@@ -399,7 +399,7 @@ static void note_use(void)
         if (!atomic_exchange(&in_use, true)) {
                 owner = getpid();
                 gr_note_init();
-                if (gr_options_expand_path(gr_options.stats_file.text, owner, stats_path.text,
+                if (gr_options_expand_path(gr_options.stats_file.text, owner, 1, stats_path.text,
                                            sizeof(stats_path.text)) == 0)
                         gr_environment_make_absolute(&stats_path);
                 atexit(at_exit);

@@ -8,21 +8,63 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "system/environment.h"
 #include "system/messages.h"
+#include "system/platform.h"
 
-int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern, mode_t mode)
+#define FILE_TIME_NS  10000000 /* a file's time may be so much too early */
+#define NS_PER_SECOND INT64_C(1000000000)
+
+static int64_t clock_ns(clockid_t clock)
 {
+        struct timespec now;
+
+        clock_gettime(clock, &now);
+        return now.tv_sec * NS_PER_SECOND + now.tv_nsec;
+}
+
+/* Whether the file was written since the process began. exec keeps that time, as it keeps the process's id. */
+static bool is_since_begin(const struct stat *file)
+{
+        int64_t written_ns = file->st_mtim.tv_sec * NS_PER_SECOND + file->st_mtim.tv_nsec + FILE_TIME_NS;
+        int64_t ago_ns = clock_ns(CLOCK_REALTIME) - written_ns;
+        struct gr_identity self;
+
+        return gr_platform_identity(&self) == 0 &&
+               (int64_t)self.start_ticks * (NS_PER_SECOND / sysconf(_SC_CLK_TCK)) <= clock_ns(CLOCK_BOOTTIME) - ago_ns;
+}
+
+/* Chooses the name. 0, -ENAMETOOLONG or -EEXIST. */
+static int choose_path(struct gr_path *ret, const char *pattern, bool keep)
+{
+        struct gr_path last = {""};
         struct stat old;
-        int rc = gr_options_expand_path(pattern, getpid(), ret->path.text, sizeof(ret->path.text)), fd;
+        int rc;
+
+        for (unsigned image = 1;; image++) {
+                rc = gr_options_expand_path(pattern, getpid(), image, ret->text, sizeof(ret->text));
+                if (rc)
+                        return rc;
+                gr_environment_make_absolute(ret);
+                if (lstat(ret->text, &old) != 0)
+                        return 0;
+                if (!S_ISREG(old.st_mode))
+                        return -EEXIST;
+                if (!keep || strcmp(ret->text, last.text) == 0 || !is_since_begin(&old))
+                        return 0;
+                last = *ret;
+        }
+}
+
+int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern, bool keep, mode_t mode)
+{
+        int rc = choose_path(&ret->path, pattern, keep), fd;
 
         if (rc)
                 return rc;
-        gr_environment_make_absolute(&ret->path);
-        if (lstat(ret->path.text, &old) == 0 && !S_ISREG(old.st_mode))
-                return -EEXIST;
         if (unlink(ret->path.text) != 0 && errno != ENOENT)
                 return -errno;
         fd = gr_message_begin(open(ret->path.text, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));

@@ -8,6 +8,7 @@
 #ifndef GR_MAPPED_FILE_H
 #define GR_MAPPED_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/stat.h>
 
@@ -20,10 +21,11 @@ struct gr_mapped_file {
 
 /*
  * Makes a new file in place of an old one. The old one is not shortened, because a process that has mapped it would end
- * with SIGBUS. pattern: for gr_options_expand_path; mode: as open takes it. Returns a descriptor or -errno, and then
- * leaves no file behind; -EEXIST: what has the name is not a regular file.
+ * with SIGBUS. pattern: for gr_options_expand_path; mode: as open takes it. keep: what this process wrote before exec
+ * stays, if the pattern has the process's id, and the new file's name says which image of the process it is of. Returns
+ * a descriptor or -errno, and then leaves no file behind; -EEXIST: what has the name is not a regular file.
  */
-int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern, mode_t mode);
+int gr_mapped_file_create(struct gr_mapped_file *ret, const char *pattern, bool keep, mode_t mode);
 
 /* Opens the file again. Returns a descriptor or -errno; -ESTALE: another file has its name by now. */
 int gr_mapped_file_open(const struct gr_mapped_file *file);

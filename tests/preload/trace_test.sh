@@ -179,6 +179,26 @@ is "fork: exit status" 0 $status
 is "fork: allocations" 81 "$(count allocate)"
 is "fork: frees" 81 "$(count free)"
 
+# Each image of a process that executes another program has a file of its own, and so has what GPURECLAIM_BACKTRACE
+# keeps; a file of an earlier process with that id is replaced.
+mkdir images
+run env GPURECLAIM_BACKTRACE=full "GPURECLAIM_BACKTRACE_FILE=images/%p.origins" "GPURECLAIM_TRACE=images/%p.trace" \
+        bash -c "echo >images/\$\$.trace && touch -d yesterday images/\$\$.trace && exec $traced execs 2"
+is "exec: exit status" 0 $status
+files=(images/*.trace)
+is "exec: names" "-2.origins -2.trace -3.origins -3.trace .origins .trace" \
+        "$(printf '%s\n' images/* | sed 's/[^0-9]*[0-9]*//' | LC_ALL=C sort | xargs)"
+for file in "${files[@]}"; do
+        "$command" report "$file" | grep -qF "$file: 20 operations" || fail "exec: $("$command" report "$file" 2>&1)"
+done
+
+# Not where the name has no %p, nor in the place of GPURECLAIM_BACKTRACE's own file, which goes at the exit.
+mkdir runtime
+run env XDG_RUNTIME_DIR=runtime GPURECLAIM_BACKTRACE=full "$traced" execs 1
+is "exec, one name: exit status" 0 $status
+is "exec, one name: allocations" 10 "$(count allocate)"
+is "exec, one name: what is left" "" "$(ls runtime)"
+
 # The file is no other than a new one.
 ln -s elsewhere link
 run env GPURECLAIM_TRACE=link "$traced" wraps 10
@@ -219,6 +239,8 @@ rm -f recorded/*
 "$command" record --sim -o recorded/it sh -c "$traced wraps 1; cd /; $traced wraps 1; exit 7" >out 2>err
 is "record, two processes: exit status" 7 $?
 is "record, two processes: said" 2 "$(grep -c 'recorded recorded/it' err)"
+"$command" record --sim -o recorded/execs "$traced" execs 1 >out 2>err
+is "record, exec: said" 2 "$(grep -c 'recorded recorded/execs' err)"
 (
         "$command" record --sim -o recorded/killed "$traced" killed 2>err
         exit $?

@@ -4,6 +4,7 @@
  *   killed   a thread allocates and frees ROUNDS blocks, then the first thread; one block stays; then it kills itself
  *   until    goes on until its standard input ends
  *   wraps    COUNT rounds, then one block stays
+ *   execs    10 rounds; then executes itself, COUNT times
  *   others   pins 1 MiB of host memory and captures a stream
  *   gone     three times allocates 10 blocks and resets the context, which frees them
  *   closed   closes its standard streams; then the rounds. The exit status is 3 if the library writes to one, and 4 if
@@ -143,6 +144,13 @@ int main(int argc, char **argv)
         } else if (strcmp(mode, "wraps") == 0 && argc > 2) {
                 rounds(atoi(argv[2]));
                 keep();
+        } else if (strcmp(mode, "execs") == 0 && argc > 2) {
+                char left[16];
+
+                rounds(10);
+                snprintf(left, sizeof(left), "%d", atoi(argv[2]) - 1);
+                if (atoi(argv[2]) > 0)
+                        execv(argv[0], (char *[]){argv[0], argv[1], left, NULL});
         } else if (strcmp(mode, "others") == 0) {
                 CUstream stream;
                 CUgraph graph;

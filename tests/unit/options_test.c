@@ -397,15 +397,17 @@ static void test_path(void)
 {
         char buf[32] = "before", pattern[2 * GR_PATH_BYTES];
 
-        GR_CHECK_EQ(gr_options_expand_path("/tmp/s.%p.%%p.%d.%", 1234, buf, sizeof(buf)), 0);
+        GR_CHECK_EQ(gr_options_expand_path("/tmp/s.%p.%%p.%d.%", 1234, 1, buf, sizeof(buf)), 0);
         GR_CHECK_STR(buf, "/tmp/s.1234.%p.%d.%");
-        GR_CHECK_EQ(gr_options_expand_path("0123456789012345678901234567890", 1, buf, sizeof(buf)), 0);
-        GR_CHECK_EQ(gr_options_expand_path("x%p", 1, buf, 3), 0);
-        GR_CHECK_EQ(gr_options_expand_path("x%p", 12, buf, 3), -ENAMETOOLONG);
+        GR_CHECK_EQ(gr_options_expand_path("%p", 12, 2, buf, sizeof(buf)), 0);
+        GR_CHECK_STR(buf, "12-2");
+        GR_CHECK_EQ(gr_options_expand_path("0123456789012345678901234567890", 1, 1, buf, sizeof(buf)), 0);
+        GR_CHECK_EQ(gr_options_expand_path("x%p", 1, 1, buf, 3), 0);
+        GR_CHECK_EQ(gr_options_expand_path("x%p", 12, 1, buf, 3), -ENAMETOOLONG);
         GR_CHECK_STR(buf, "x1");
         memset(pattern, 'p', sizeof(pattern));
         pattern[sizeof(pattern) - 1] = '\0';
-        GR_CHECK_EQ(gr_options_expand_path(pattern, 12, buf, sizeof(buf)), -ENAMETOOLONG);
+        GR_CHECK_EQ(gr_options_expand_path(pattern, 12, 1, buf, sizeof(buf)), -ENAMETOOLONG);
         GR_CHECK_STR(buf, "x1");
 }
 
