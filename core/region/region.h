@@ -265,8 +265,9 @@ int gr_region_reserve(struct gr_region *region, uint64_t bytes, uint64_t limit_b
 void gr_region_adjust(struct gr_region *region, int64_t bytes);
 
 /*
- * Charges the new membership with all that was charged through the old one, and publishes what is waited for. No thread
- * may change either in old meanwhile.
+ * Charges the new membership with all that was charged through the old one, and publishes what is waited for. Those
+ * that come first (gr_region_let_first) still do, if they are members already. No thread may change any of this in old
+ * meanwhile.
  */
 void gr_region_carry(struct gr_region *region, struct gr_region *old);
 

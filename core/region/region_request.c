@@ -326,6 +326,11 @@ void gr_region_carry(struct gr_region *region, struct gr_region *old)
         assert(region != old);
         gr_region_adjust(region, (int64_t)atomic_load(&old->reserved_bytes));
         region->hides_waiting = old->hides_waiting;
+        /* By owner: the others may have other slots here. */
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                for (unsigned j = 0; j < GR_REGION_SLOTS && old->ahead[i]; j++)
+                        if (atomic_load(&region->map->owners[j]) == old->ahead[i])
+                                region->ahead[j] = old->ahead[i];
         if (old->waiting_bytes > 0) /* a wait that began without a region may have ended in the old one */
                 gr_region_waiting(region, old->waiting_bytes);
 }

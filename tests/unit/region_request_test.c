@@ -491,7 +491,7 @@ static void test_waits_first(void)
 /* Those that wait when it is noted come first until each has stopped, or its slot has another owner. */
 static void test_let_first(void)
 {
-        struct gr_region *one, *two, *three;
+        struct gr_region *one, *two, *three, *other[2], *again;
 
         join_three(&one, &two, &three);
         GR_CHECK(!gr_region_is_let_first(one));
@@ -528,6 +528,21 @@ static void test_let_first(void)
         gr_region_waiting(one, -1); /* a wait that ends meanwhile */
         gr_region_return(one);
         GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], 0);
+
+        /* Also in another region, where they have other slots; nobody else does. */
+        GR_CHECK_EQ(gr_region_is_let_first(one), 1);
+        for (int i = 0; i < 2; i++) {
+                other[i] = join_at(i ? 3 : 4, "others", i ? two->slot : three->slot);
+                gr_region_waiting(other[i], 1);
+        }
+        again = join_as(1, "others");
+        gr_region_carry(again, one);
+        GR_CHECK_EQ(gr_region_is_let_first(again), 1);
+        gr_region_waiting(other[0], -1);
+        GR_CHECK_EQ(gr_region_is_let_first(again), 1);
+        gr_region_waiting(other[1], -1);
+        GR_CHECK_EQ(gr_region_is_let_first(again), 0);
+        drop_three(other[0], other[1], again);
         drop_three(one, two, three);
 }
 
