@@ -406,13 +406,37 @@ void gr_context_end_wait(const struct gr_room_wait *wait, bool success)
                 gr_core.served();
 }
 
-/* The stacks of all threads that the device can run at once are memory. */
+/*
+ * Whether a limit takes more memory than the current device has, so that no wait helps. The stacks of all threads that
+ * the device can run at once are memory.
+ */
+static bool is_beyond_device(CUlimit limit, size_t value)
+{
+        int device, processors = 1, threads = 1;
+        uint64_t total_bytes, bytes;
+        GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
+
+        device = device_or_current(-1);
+        total_bytes = device < 0 ? 0 : atomic_load(&gr_core.devices[device].total_bytes);
+        if (total_bytes > 0 && limit == CU_LIMIT_STACK_SIZE && gr_real.cuDeviceGetAttribute) {
+                gr_real.cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+                gr_real.cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device);
+        }
+        return total_bytes > 0 &&
+               (__builtin_mul_overflow(value, (uint64_t)processors * (unsigned)threads, &bytes) || bytes > total_bytes);
+}
+
 GR_EXPORT CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value)
 {
-        CUresult result = GR_WITH_ROOM(-1, GR_REAL(cuCtxSetLimit, limit, value));
+        CUresult result = GR_REAL(cuCtxSetLimit, limit, value);
 
+        if (GR_IS_OUT_OF_MEMORY(result) && !is_beyond_device(limit, value))
+                result = GR_WITH_ROOM(-1, GR_REAL(cuCtxSetLimit, limit, value));
         if (result == CUDA_SUCCESS)
                 gr_overhead_took_else();
+        else
+                gr_context_note_failure(result, __func__);
         return result;
 }
 

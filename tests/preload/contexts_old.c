@@ -146,6 +146,8 @@ void contexts_that_wait(void)
         struct gt_green green;
         CUstream stream;
         CUmodule module;
+        size_t total;
+        int threads;
 
         GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
         GR_MUST(cuCtxSetCurrent(primary));
@@ -163,6 +165,11 @@ void contexts_that_wait(void)
         GR_MUST(cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
         gt_load_kernels(&module);
         GR_MUST(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
+
+        /* Stacks that take more than the device has are refused at once. */
+        GR_MUST(cuDeviceTotalMem(&total, 0));
+        GR_MUST(cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0));
+        GR_CHECK_EQ(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, total / (unsigned)threads * 2), CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 static void old_primary(void)
