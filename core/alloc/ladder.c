@@ -244,12 +244,15 @@ out:
 
 /*
  * To map memory, the driver needs some for itself. Where it lacks that, its plain allocation may still succeed, so it
- * is tried before neighbours are asked.
+ * is tried before neighbours are asked; and so is one of just the size of a small request, for which a slab may have
+ * room where it has none for all of the class.
  */
 static int from_driver_plainly(struct climb *climb, struct gr_block **ret_block)
 {
-        if (climb->error != -ENOMEM || !climb->request || !climb->request->by_segments)
+        if (!any_block_serves(climb) ||
+            (climb->request->by_segments ? climb->error != -ENOMEM : !gr_is_small(climb->bytes)))
                 return climb->error;
+        climb->request->exact = gr_is_small(climb->bytes);
         return note_result(climb, gr_source_fresh_plain(climb->request, ret_block));
 }
 

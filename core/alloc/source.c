@@ -100,7 +100,9 @@ int gr_source_fresh_plain(const struct gr_source_request *request, struct gr_blo
         struct gr_context *context = request->context;
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
-        size_t bytes = request->bytes, capacity = request->allocate ? bytes : gr_class_block_bytes(bytes);
+        size_t bytes = request->bytes, capacity = request->allocate ? bytes
+                                                  : request->exact  ? gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES)
+                                                                    : gr_class_block_bytes(bytes);
         struct gr_block *block, *stale;
         uint64_t reserved, ptr;
         int rc;
@@ -129,8 +131,7 @@ int gr_source_fresh_plain(const struct gr_source_request *request, struct gr_blo
         rc = gr_budget_commit(device, ptr, capacity, reserved);
         if (rc)
                 goto give_back;
-        gr_block_begin(block, context, ptr, capacity, bytes,
-                       request->allocate ? gr_class_of_block(capacity) : request->class, 0);
+        gr_block_begin(block, context, ptr, capacity, bytes, gr_class_of_block(capacity), 0);
         rc = gr_block_add(core, block, &stale);
         if (stale)
                 gr_block_uncharge_and_delete(stale);

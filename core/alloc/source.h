@@ -28,6 +28,7 @@ struct gr_source_request {
         struct gr_arena *arena; /* the calling thread's own */
         unsigned class;         /* of bytes */
         bool by_segments;       /* segments serve it; else the bins, or allocate */
+        bool exact;             /* the driver is asked for bytes, not for all of its class */
         bool optional;          /* less would do: the ladder ends early, and reports nothing */
         bool class_waits;       /* bins have blocks of its class; set by gr_source_take where it finds none usable */
 };

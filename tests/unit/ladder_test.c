@@ -520,6 +520,27 @@ static void test_hard_limit(void)
         finish();
 }
 
+/* A slab has room for a small request, but not for all of its class: the request is served, and its block again. */
+static void test_exact(bool by_limit)
+{
+        uint64_t ptr;
+
+        start();
+        if (by_limit)
+                gr_budget_set_limit(device, GR_LIMIT_HARD, 8 * MIB);
+        alloc(by_limit ? 6 * MIB : CARD - 2 * MIB);
+        alloc(MIB);
+        alloc(512 * KIB);
+        alloc(80 * KIB);
+        ptr = alloc(400 * KIB);
+        check_tried_until(GR_RUNG_DROP);
+        free_ok(ptr);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
+        GR_CHECK_EQ(alloc(384 * KIB), ptr);
+        free_ok(ptr);
+        finish();
+}
+
 static int (*attempt_next)(void);
 
 static int attempt(void *arg)
@@ -614,6 +635,8 @@ int main(void)
         test_in_order();
         test_order();
         test_hard_limit();
+        test_exact(true);
+        test_exact(false);
         test_what_lacks(true);
         test_what_lacks(false);
         test_no_block();
