@@ -8,7 +8,8 @@
  *   status, top, metrics, wait, and
  *   limit, threshold, reclaim, sleep    gpus.c
  *   leaks, report                       origins.c, symbols.c
- *   report                              timeline.c, snapshots.c, advice.c, html.c, perfetto.c, replay/trace.c
+ *   report                              timeline.c, snapshots.c, advice.c, html.c, perfetto.c, pytorch.c,
+ *                                       replay/trace.c
  *   doctor                              probe.c
  */
 #ifndef GR_COMMAND_H

@@ -144,30 +144,12 @@ static void add_marks(struct gr_json *json, const struct report *report)
         gr_json_close(json);
 }
 
-/* The frames innermost first, as gpureclaim leaks shows them without --native. */
-static void add_frames(struct gr_json *json, const struct origin *origin)
+static void add_frame(void *json, const struct frame *frame, const struct place *place)
 {
-        bool any_python = false;
         char text[512];
-        size_t count;
 
-        for (size_t i = 0; i < origin->frame_count; i++)
-                any_python |= is_python(&origin->frames[i]);
-        gr_json_array(json, NULL);
-        for (size_t i = 0; i < origin->frame_count; i++) {
-                const struct frame *frame = &origin->frames[i];
-                const struct place *places = places_of(frame, &count);
-
-                if (any_python && !is_python(frame))
-                        continue;
-                for (size_t p = 0; p < count; p++) {
-                        format_frame(frame, &places[p], text, sizeof(text));
-                        gr_json_string(json, NULL, text);
-                }
-                if (places[count - 1].function && !strcmp(places[count - 1].function, "main"))
-                        break;
-        }
-        gr_json_close(json);
+        format_frame(frame, place, text, sizeof(text));
+        gr_json_string(json, NULL, text);
 }
 
 /* The time, all live bytes, how many origins they have, and of the largest: its place among the stacks, and bytes. */
@@ -211,8 +193,11 @@ static void add_origins(struct gr_json *json, const struct report *report)
                 add_snapshot(json, &end, places, stacks, &stack_count);
         gr_json_close(json);
         gr_json_array(json, "stacks");
-        for (uint32_t i = 0; i < stack_count; i++)
-                add_frames(json, stacks[i]);
+        for (uint32_t i = 0; i < stack_count; i++) {
+                gr_json_array(json, NULL);
+                each_shown_place(stacks[i], add_frame, json);
+                gr_json_close(json);
+        }
         gr_json_close(json);
         gr_json_close(json);
         free(places);

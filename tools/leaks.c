@@ -117,6 +117,27 @@ static void print_frames(const struct origin *origin, bool native)
         }
 }
 
+void each_shown_place(const struct origin *origin,
+                      void (*take)(void *arg, const struct frame *frame, const struct place *place), void *arg)
+{
+        bool any_python = false;
+        size_t count;
+
+        for (size_t i = 0; i < origin->frame_count; i++)
+                any_python |= is_python(&origin->frames[i]);
+        for (size_t i = 0; i < origin->frame_count; i++) {
+                const struct frame *frame = &origin->frames[i];
+                const struct place *places = places_of(frame, &count);
+
+                if (any_python && !is_python(frame))
+                        continue;
+                for (size_t p = 0; p < count; p++)
+                        take(arg, frame, &places[p]);
+                if (places[count - 1].function && !strcmp(places[count - 1].function, "main"))
+                        break;
+        }
+}
+
 static void print_origin(const struct origins *origins, const struct origin *origin, bool native)
 {
         double bytes = origin->all_bytes, count = origin->all_blocks;

@@ -17,6 +17,10 @@ void print_origins(const struct origins *origins, size_t shown, bool native, con
 /* A frame and the place in it in one line without unprintable characters: "function (file:line)", or what is known. */
 void format_frame(const struct frame *frame, const struct place *place, char *text, size_t bytes);
 
+/* Calls take for what gpureclaim leaks shows of the origin without --native, innermost first. */
+void each_shown_place(const struct origin *origin,
+                      void (*take)(void *arg, const struct frame *frame, const struct place *place), void *arg);
+
 /* Writes all origins as members of the open JSON object. */
 void write_origins(struct gr_json *json, const struct origins *origins);
 

@@ -380,7 +380,7 @@ static void write_csv(const struct gr_trace *trace)
 /* format: NULL for people. EXIT_SUCCESS or EXIT_FAILURE. */
 static int report_file(const char *path, const char *format)
 {
-        bool examined = !format || !strcmp(format, "json") || !strcmp(format, "html");
+        bool examined = !format || (strcmp(format, "csv") && strcmp(format, "perfetto"));
         struct report report = {0};
         size_t line = 0;
         int rc = gr_trace_read(path, &report.trace, &line);
@@ -406,6 +406,8 @@ static int report_file(const char *path, const char *format)
                 write_report(&report);
         else if (!strcmp(format, "html"))
                 write_page(path, &report);
+        else if (!strcmp(format, "pytorch"))
+                write_pytorch(&report);
         else
                 write_perfetto(&report.trace);
         free(report.peak.groups);
@@ -420,7 +422,7 @@ static int report_file(const char *path, const char *format)
 
 int command_report(const struct arguments *arguments)
 {
-        static const char *const formats[] = {"csv", "html", "json", "perfetto"};
+        static const char *const formats[] = {"csv", "html", "json", "perfetto", "pytorch"};
         const char *format = NULL;
         int status = EXIT_SUCCESS;
 

@@ -71,6 +71,13 @@ static inline uint64_t operation_at(const struct report *report, size_t i)
         return report->at_is_ns ? report->trace.ops[i].time_ns : i + 1;
 }
 
+/* Operations and events in one order, after so many of both: whether the next is an event. There is one. */
+static inline bool event_is_next(const struct gr_trace *trace, size_t ops, size_t events)
+{
+        return ops == trace->count ||
+               (events < trace->event_count && trace->events[events].time_ns <= trace->ops[ops].time_ns);
+}
+
 /* Fills the timelines. 0 or -ENOMEM. */
 int draw_timelines(struct report *report);
 
@@ -86,7 +93,8 @@ size_t advise(const struct report *report, char texts[ADVICE_MOST][ADVICE_BYTES]
 /* Prints one HTML page that shows all of it and needs nothing else. */
 void write_page(const char *path, const struct report *report);
 
-/* Prints the trace as gpureclaim report --perfetto does. */
+/* Prints the trace as gpureclaim report --perfetto and --pytorch do. */
 void write_perfetto(const struct gr_trace *trace);
+void write_pytorch(const struct report *report);
 
 #endif

@@ -105,8 +105,7 @@ int draw_timelines(struct report *report)
         if (trace->event_count > 0 && trace->events[trace->event_count - 1].time_ns > report->last_at)
                 report->last_at = trace->events[trace->event_count - 1].time_ns;
         while (op < trace->count || event < trace->event_count) {
-                bool is_event = op == trace->count ||
-                                (event < trace->event_count && trace->events[event].time_ns <= trace->ops[op].time_ns);
+                bool is_event = event_is_next(trace, op, event);
                 unsigned number = is_event ? trace->events[event].device : trace->ops[op].device;
                 uint64_t at = is_event ? trace->events[event].time_ns : operation_at(report, op);
                 bool shown = number < GR_TRACE_DEVICES;

@@ -174,7 +174,7 @@ grep -q "last look" said && fail "report: it tells growth"
 # Those that the trace's own process has written; with times as the trace has them: at 24 the
 # file has the process, at 32 when it began.
 python3 -c '
-import json, shutil, subprocess, sys
+import json, pickle, shutil, subprocess, sys
 command, trace, origins = sys.argv[1:]
 def report(at, change):
     with open(origins, "rb") as file:
@@ -196,6 +196,12 @@ for name in "oldest_ns", "newest_ns":
 at_peak = whole["peak_by_origin"]
 assert [at_peak["bytes"], at_peak["blocks"]] == [whole["peak"]["bytes"], whole["peak"]["blocks"]], whole
 assert at_peak["origins"][0]["frames"][0]["function"] == "first", at_peak
+snapshot = pickle.loads(subprocess.check_output([command, "report", "--pytorch", "changed.trace"]))
+live = [block for segment in snapshot["segments"] for block in segment["blocks"] if block["requested_size"] > 0]
+assert [sum(block["size"] for block in live), len(live)] == [whole["end"]["bytes"], whole["end"]["blocks"]], live
+frame = max(live, key=lambda block: block["size"])["frames"][0]
+assert frame["name"].split()[0] == "first" and "origins" in frame["filename"], frame
+assert (frame["name"] == "first") == (frame["line"] > 0), frame
 assert "end_by_origin" not in report(32, -10**12)
 assert "end_by_origin" not in report(24, 1)
 ' "$command" "$trace" "$file" || fail "report: by origin"

@@ -458,6 +458,7 @@ has "$out" '"bytes": 5242880,'
 has "$out" '{"block_bytes": 4096, "blocks": 1, "oldest_ns": 500000000}'
 [ -z "$(command -v python3)" ] || python3 -m json.tool <<<"$out" >"$tree/json" || fail "$what: no JSON"
 mistake 2 "report: --html and --json exclude each other" "$tool" report --html --json "$trace"
+mistake 2 "report: --json and --pytorch exclude each other" "$tool" report --pytorch --json "$trace"
 mistake 2 "report: --json and --perfetto exclude each other" "$tool" report --perfetto --json "$trace"
 want 0 "$tool" report --perfetto "$trace"
 has "$out" '{"name": "live", "ph": "C", "ts": 1000.000, "pid": 1, "args": {"bytes": 3145728}},'

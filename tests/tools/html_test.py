@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""gpureclaim report --html, and its sentences that say what to do: of files made here, and in a browser.
+"""gpureclaim report --html, its sentences that say what to do, and --pytorch: of files made here, and in a browser.
 
 Usage: html_test.py GPURECLAIM
 Without chromium the page is not tried in a browser; a line says so.
 """
 
+import collections
 import json
 import math
 import os
+import pickle
+import pickletools
 import re
 import shutil
 import struct
@@ -61,7 +64,7 @@ def write_origins(path, stacks):
     for size, names in stacks:
         for name in names:
             if name not in numbers:
-                numbers[name] = add(2, struct.pack("<I", 31) + name.encode() + b"\0a file.py\0")
+                numbers[name] = add(2, struct.pack("<I", 31) + name.encode(errors="surrogateescape") + b"\0a file.py\0")
         stack = add(3, bytes(16) + b"".join(struct.pack("<Q", 1 << 63 | numbers[name]) for name in names))
         stack_numbers.append(stack)
         if size is not None:
@@ -73,8 +76,8 @@ def write_origins(path, stacks):
     return stack_numbers
 
 
-def report(*arguments):
-    done = subprocess.run([COMMAND, "report", *arguments], capture_output=True, text=True, timeout=60)
+def report(*arguments, text=True):
+    done = subprocess.run([COMMAND, "report", *arguments], capture_output=True, text=text, timeout=60)
     check(done.returncode == 0 and not done.stderr, f"report {arguments}: {done.returncode}, {done.stderr}")
     return done.stdout
 
@@ -162,6 +165,103 @@ def test_quarantine(folder):
     wanted = {10: [5, 3, 0, 4], 20: [5, 6, 0, 1], 30: [0, 6, 0, 6], 40: [0, 12, 0, 0], 50: [0, 0, 0, 12]}
     for at, mib in wanted.items():
         check(points.get(at) == [MIB * value for value in mib], f"quarantine at {at}: {points.get(at)}")
+
+
+def replay(entries):
+    """Goes through the entries of one GPU as the viewer does. Returns what is left, and the most bytes and blocks."""
+    pages, opened, live, most = set(), {}, {}, (0, 0)
+    for number, entry in enumerate(entries):
+        action, address, size = entry["action"], entry.get("addr", 0), entry["size"]
+        of_entry = set(range(address >> 21, (address + size - 1 >> 21) + 1)) if address else set()
+        if action == "segment_alloc":
+            opened[address] = size
+        elif action == "segment_free":
+            check(opened.pop(address, 0) == size, f"pytorch: a segment that was not allocated: {entry}")
+        elif action in ("segment_map", "segment_unmap") and entry["stream"] == 0:
+            check(of_entry.isdisjoint(pages) if action == "segment_map" else of_entry <= pages, f"pytorch: {entry}")
+            pages ^= of_entry
+        elif action == "alloc":
+            check(of_entry <= pages, f"pytorch: outside of the segments: {entry}")
+            live[address] = entry
+        elif action == "free_completed":
+            check(entries[number - 1] == dict(entry, action="free_requested") and
+                  entry["frames"] == live.pop(address)["frames"], f"pytorch: {entry}")
+        most = max(most, (sum(one["size"] for one in live.values()), len(live)))
+    return pages, opened, live, most
+
+
+def test_pytorch(folder):
+    """The snapshot tells what --json tells, and the viewer can draw it."""
+    path = os.path.join(folder, "pytorch.trace")
+    load, keep, *others = write_origins(
+        os.path.join(folder, "pytorch.origins"),
+        [(None, [HOSTILE, "main"]), (MIB, ["bad\udcffbyte", "main"])] + [(None, [f"f{i}"]) for i in range(300)])
+    low, high = 0x200000, 0x7f0000000000
+    entries = [(8000, STACK, NOWHERE, 0, high, load)]
+    entries += [(9000 + at, MISS, 0, 0, high + at * MIB, mib * MIB)
+                for at, mib in ((0, 5), (5, 4), (9, 1), (12, 2), (20, 2), (22, 1), (30, 2))]
+    entries += [(9500, REFUSED, 0, 0, 0, 2**64 - 1), (9600, RESERVED, 0, 0, 0, 30 * MIB)]
+    entries += [(10000 + i, FREE, NOWHERE, 0, high + at * MIB, 0) for i, at in enumerate((0, 20, 12, 30))]
+    entries += [(12000, RESERVED, 0, 0, 0, 15 * MIB), (13000, MISS, 1, 0, low + 4 * MIB, 2 * MIB),
+                (14000, FREE, NOWHERE, 0, low + 4 * MIB, 0), (14000, STACK, NOWHERE, 0, low, keep),
+                (15000, MISS, 1, 0, low, MIB), (16000, RESERVED, 1, 0, 0, 2 * MIB),
+                (17000, MISS, 0, 0, low + MIB, MIB), (18000, FREE, NOWHERE, 0, high + 22 * MIB, 0),
+                (19000, RESERVED, 0, 0, 0, 2 * MIB)]
+    for i, stack in enumerate(others):
+        at, address = 20000 + 2 * i, high + MIB + i * 512
+        entries += [(at, STACK, NOWHERE, 0, address, stack), (at + 1, HIT, 0, 0, address, 512)]
+    write_trace(path, entries + [(30000, FREE, NOWHERE, 0, address, 0)])
+    raw = report("--pytorch", path, text=False)
+    opcodes = {opcode.name for opcode, _, _ in pickletools.genops(raw)}
+    check(opcodes == {"PROTO", "EMPTY_DICT", "EMPTY_LIST", "APPEND", "SETITEM", "MEMOIZE", "BINGET", "LONG_BINGET",
+                      "BINUNICODE", "LONG1", "STOP"}, f"pytorch: the viewer may not know one of {opcodes}")
+    snapshot, whole, ends = pickle.loads(raw), json.loads(report("--json", path)), []
+    for device, entries in enumerate(snapshot["device_traces"]):
+        pages, opened, live, most = replay(entries)
+        if device == 0:
+            check(most == (whole["peak"]["bytes"], whole["peak"]["blocks"]), f"pytorch: {most}")
+        segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
+        check(sum(opened.values()) == len(pages) * 2 * MIB == sum(one["total_size"] for one in segments) and
+              all(one["address"] in opened for one in segments), f"pytorch: segments of GPU {device}: {opened}")
+        for segment in segments:
+            at, used = segment["address"], [one for one in segment["blocks"] if one["requested_size"] > 0]
+            check(segment["allocated_size"] == sum(one["requested_size"] for one in used), "pytorch: a segment's sum")
+            for block in segment["blocks"]:
+                state = "active_allocated" if block in used else "inactive"
+                check(block["address"] == at and block["state"] == state, f"pytorch: {block}")
+                at += block["size"]
+            check(at == segment["address"] + segment["total_size"], f"pytorch: the end of {segment}")
+            for block in used:
+                entry = live.pop(block["address"])
+                check(entry["size"] == block["requested_size"] == block["size"] and entry["frames"] == block["frames"],
+                      f"pytorch: {block}")
+            ends += used
+        check(not live, f"pytorch: in no segment: {live}")
+    sizes = {size["block_bytes"]: size["blocks"] for size in whole["end"]["sizes"]}
+    check(sizes == collections.Counter(block["size"] for block in ends), f"pytorch: {sizes} at the end")
+    entries = snapshot["device_traces"][0]
+    told = [(one["addr"] - high >> 20, one["size"] >> 20) for one in entries if one["action"] == "segment_alloc"]
+    check(told == [(0, 6), (6, 4), (12, 2), (20, 2), (22, 2), (30, 2), (low - high >> 20, 2)], f"pytorch: {told}")
+    told = [[(one["addr"], one["time_us"] - 10**15) for one in trace if one["action"] == "segment_free"]
+            for trace in snapshot["device_traces"][:2]]
+    check(told == [[(high + 20 * MIB, 12), (high + 12 * MIB, 12), (high + 30 * MIB, 17), (high + 22 * MIB, 19)],
+                   [(low + 4 * MIB, 16)]], f"pytorch: given back: {told}")
+    check(entries[3] == {"action": "alloc", "addr": high, "size": 5 * MIB, "stream": 0, "time_us": 10**15 + 9,
+                         "frames": [{"name": name, "filename": "a file.py", "line": 31} for name in (HOSTILE, "main")]},
+          f"pytorch: {entries[3]}")
+    check("bad byte" in [one["frames"][0]["name"] for one in snapshot["device_traces"][1] if one["frames"]],
+          "pytorch: a name that is no text")
+    check([one["frames"][0]["name"] for one in entries[-302:-2]] == [f"f{i}" for i in range(300)], "pytorch: frames")
+    refused = [(one["size"], one["device_free"], one["time_us"]) for one in entries if one["action"] == "oom"]
+    check(refused == [(2**63 - 1, 0, 10**15 + 9)], f"pytorch: {refused}")
+    path = os.path.join(folder, "pytorch.csv")  # with blocks in each other and past the last address, as they never are
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("Thread,Time,Action,Pointer,Size\n1,5000,allocate,0xffffffffffff0000,65535\n"
+                   "1,5000,allocate,0x200000,8192\n1,9000,allocate,0x201000,512\n")
+    snapshot = pickle.loads(report("--pytorch", path, text=False))
+    check([block["size"] for block in snapshot["segments"][0]["blocks"]] == [8192, 2 * MIB - 8192] and
+          [(one["size"], one["time_us"]) for one in snapshot["device_traces"][0]][-2:] == [(8192, 0), (512, 4)],
+          f"pytorch: of CSV: {snapshot}")
 
 
 class Browser:
@@ -351,6 +451,7 @@ def main():
         test_sentences(folder)
         test_bounds(folder)
         test_quarantine(folder)
+        test_pytorch(folder)
         path = test_names(folder)
         snapshots = test_snapshots(folder)
         if not program:
