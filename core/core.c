@@ -126,7 +126,7 @@ static bool reach_each_other(struct gr_context *other, void *arg)
 struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int device)
 {
         struct gr_context *context, *dead = NULL;
-        bool added = false, alone = true;
+        bool added = false, alone = true, far = false;
 
         gr_lock(&core->contexts_lock);
         context = gr_context_find_locked(core, handle);
@@ -134,6 +134,7 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
                 goto out;
         for (context = core->contexts; context; context = context->next) {
                 alone &= !context->alive;
+                far |= context->alive && context->device->ordinal != device;
                 if (!dead && !context->alive && context->device->ordinal == device)
                         dead = context;
         }
@@ -155,6 +156,8 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
 out:
         gr_unlock(&core->contexts_lock);
         if (added) {
+                if (far)
+                        atomic_store(&core->several_devices, true);
                 if (!alone) { /* work of one runs beside work of another */
                         gr_core_end_order(core);
                         gr_fence_end_order(context->fence);
@@ -166,6 +169,20 @@ out:
                 gr_unlock(&core->contexts_lock);
         }
         return context;
+}
+
+static bool reach(struct gr_context *context, void *arg)
+{
+        struct gr_context *by = arg;
+
+        if (context->device != by->device)
+                gr_fence_add_accessor(context->fence, by);
+        return true;
+}
+
+void gr_core_reach(struct gr_core *core, int device, struct gr_context *by)
+{
+        gr_context_each(core, device, reach, by);
 }
 
 static bool end_order(struct gr_context *context, void *arg)

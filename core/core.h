@@ -110,6 +110,12 @@ void gr_core_end_order(struct gr_core *core);
 void gr_core_note_overlap(struct gr_core *core);
 
 /*
+ * Called before work of the context `by` writes to memory of another device (-1: of any) without peer access, as copies
+ * can: from now on that work waits for what may still use blocks of the device that were handed out before.
+ */
+void gr_core_reach(struct gr_core *core, int device, struct gr_context *by);
+
+/*
  * Called before the driver gets work that waits for others: ends the order, sets waits_for_others, and returns once no
  * barrier is being laid by a thread that has not seen it. Closes the open epochs, as events recorded later would come
  * behind that work.

@@ -123,6 +123,7 @@ struct gr_core {
          * (gr_core_end_order): where streams overlap, and where launches or graphs do.
          */
         _Atomic bool order_over;
+        _Atomic bool several_devices; /* set for good once contexts of more than one have been alive together */
 
         const struct gr_driver *driver;
         struct gr_gate gate;

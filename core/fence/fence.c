@@ -697,9 +697,18 @@ static int join_barrier(struct gr_fence *fence, struct gr_context *other)
         return rc;
 }
 
-void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other)
+void gr_fence_wait_handed_out(struct gr_fence *fence, uint64_t deadline_ns)
 {
         uint64_t usable_epoch;
+
+        gr_fence_end_order(fence);
+        usable_epoch = atomic_load(&fence->usable_epoch);
+        while (!gr_fence_idle(fence, usable_epoch) && gr_fence_wait_oldest(fence, deadline_ns) == 0)
+                ;
+}
+
+void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other)
+{
         bool known = false;
 
         assert(other && other != fence->owner); /* which is an accessor from the beginning */
@@ -714,11 +723,8 @@ void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other)
                 fence->overflow_peer |= other->device != fence->device;
         }
         gr_unlock(&fence->lock);
-        if (known || join_barrier(fence, other) == 0)
-                return;
-        usable_epoch = atomic_load(&fence->usable_epoch);
-        while (!gr_fence_idle(fence, usable_epoch) && gr_fence_wait_oldest(fence, UINT64_MAX) == 0)
-                ;
+        if (!known && join_barrier(fence, other) != 0)
+                gr_fence_wait_handed_out(fence, UINT64_MAX);
 }
 
 /* Lock held. */

@@ -126,6 +126,12 @@ void gr_fence_destroy(struct gr_fence *fence);
  */
 void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other);
 
+/*
+ * Waits until no work that is submitted uses a block that has been handed out, but not beyond deadline_ns: something
+ * will use one that no barrier holds back.
+ */
+void gr_fence_wait_handed_out(struct gr_fence *fence, uint64_t deadline_ns);
+
 /* other has been destroyed: it is no accessor any more, and its events count as passed. */
 void gr_fence_forget(struct gr_fence *fence, struct gr_context *other);
 

@@ -9,8 +9,10 @@
  * A launch may take memory: for code that is loaded at its first use, for the local memory of its threads, and for the
  * heap that kernels allocate from. Where the driver has none left, it gets what is cached.
  *
- * Every launch passes one of these hooks, so they only compare the stream's handle, two flags, and the result. Copies
- * and fills without a stream are not here; on the legacy default stream they only pass the sleep gate (gated.c).
+ * A copy by another device can write to memory without peer access. Its context does not wait for the barriers of that
+ * memory until it is known to write there.
+ *
+ * Every launch passes one of these hooks, so they only compare the stream's handle, two flags, and the result.
  */
 #include "hooks/submit.h"
 
@@ -51,14 +53,85 @@ static __attribute__((noinline, cold)) bool launch_lacks_memory(CUresult result,
         (config && launch_lacks_memory(result, function, config->blockDimX * config->blockDimY * config->blockDimZ,    \
                                        config->sharedMemBytes))
 
+/* The context in which work of the stream runs; NULL where there is none or it cannot be managed. */
+static struct gr_context *context_of(CUstream stream)
+{
+        CUcontext handle;
+
+        if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !gr_real.cuStreamGetCtx ||
+            gr_real.cuStreamGetCtx(stream, &handle) != CUDA_SUCCESS)
+                return gr_context_current();
+        return gr_context_visit(handle);
+}
+
 /*
- * The rare case is a function of its own, so that the hook itself calls no function but the driver's.
+ * Work of the stream is about to write at `to`. Where that is memory of another device and its context is no peer, the
+ * fences of that device do not cover it yet. Only writes matter: what the program reads there it has written before,
+ * behind the fence.
  */
-#define SUBMISSION_BY(symbol, stream, null_stream, lacks, parameters, ...)                                             \
+static __attribute__((noinline, cold)) void write_at(CUstream stream, CUdeviceptr to)
+{
+        CUmemorytype type = 0;
+        int device = -1;
+        void *answers[] = {&type, &device};
+        CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+        struct gr_context *by;
+        GR_NO_CANCEL;
+
+        if (!to || !gr_shim_ready() || !gr_real.cuPointerGetAttributes ||
+            gr_real.cuPointerGetAttributes(2, which, answers, to) != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE)
+                return;
+        by = context_of(stream);
+        if (by && device >= 0)
+                gr_core_reach(&gr_core, device, by);
+}
+
+void gr_submit_writes_anywhere(CUstream stream)
+{
+        struct gr_context *by;
+        GR_NO_CANCEL;
+
+        by = gr_shim_ready() ? context_of(stream) : NULL;
+        if (by)
+                gr_core_reach(&gr_core, -1, by);
+}
+
+/* Where the copy that a structure of the driver describes writes; 0: not to linear memory of a device. */
+#define WRITTEN_BY(copy)                                                                                               \
+        ((copy) && ((copy)->dstMemoryType == CU_MEMORYTYPE_DEVICE || (copy)->dstMemoryType == CU_MEMORYTYPE_UNIFIED)   \
+                 ? (copy)->dstDevice                                                                                   \
+                 : 0)
+
+static void write_each(CUstream stream, const CUdeviceptr *to, size_t count)
+{
+        for (size_t i = 0; to && i < count; i++)
+                write_at(stream, to[i]);
+}
+
+static void copy_each(CUstream stream, const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count)
+{
+        for (size_t i = 0; copies && i < count; i++)
+                if (copies[i].dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER)
+                        write_at(stream, copies[i].dst.op.ptr.ptr);
+}
+
+static void decompress_each(CUstream stream, const CUmemDecompressParams *parameters, size_t count)
+{
+        for (size_t i = 0; parameters && i < count; i++)
+                write_at(stream, (CUdeviceptr)(uintptr_t)parameters[i].dst);
+}
+
+/*
+ * The rare case is a function of its own, so that the hook itself calls no function but the driver's. far: whether
+ * written has to be done before.
+ */
+#define SUBMISSION_BY(symbol, stream, null_stream, lacks, far, written, parameters, ...)                               \
         static __attribute__((noinline, cold)) CUresult symbol##_first parameters                                      \
         {                                                                                                              \
                 GR_PASS_GATE;                                                                                          \
                 gr_submit_begin(stream, null_stream);                                                                  \
+                if (far)                                                                                               \
+                        written;                                                                                       \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
         }                                                                                                              \
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
@@ -66,16 +139,22 @@ static __attribute__((noinline, cold)) bool launch_lacks_memory(CUresult result,
                 __typeof__(symbol) *real = __atomic_load_n(&gr_real.symbol, __ATOMIC_RELAXED);                         \
                                                                                                                        \
                 if (__builtin_expect(!real || gr_submit_is_first(stream, null_stream) || gr_captures_are_open() ||     \
-                                             gr_sleep_is_on(),                                                         \
+                                             gr_sleep_is_on() || (far),                                                \
                                      0))                                                                               \
                         real = symbol##_first;                                                                         \
                 return GR_WITH_ROOM_WHERE(lacks, -1, real(__VA_ARGS__));                                               \
         }
 #define SUBMISSION_OF(symbol, stream, lacks, parameters, ...)                                                          \
-        SUBMISSION_BY(symbol, stream, GR_NULL_LEGACY, lacks, parameters, __VA_ARGS__)                                  \
-        SUBMISSION_BY(symbol##_ptsz, stream, GR_NULL_PER_THREAD, lacks, parameters, __VA_ARGS__)
+        SUBMISSION_BY(symbol, stream, GR_NULL_LEGACY, lacks, false, (void)0, parameters, __VA_ARGS__)                  \
+        SUBMISSION_BY(symbol##_ptsz, stream, GR_NULL_PER_THREAD, lacks, false, (void)0, parameters, __VA_ARGS__)
 #define SUBMISSION(symbol, stream, parameters, ...)                                                                    \
         SUBMISSION_OF(symbol, stream, GR_IS_OUT_OF_MEMORY, parameters, __VA_ARGS__)
+/* Work that writes, and where. */
+#define WRITE(symbol, stream, written, parameters, ...)                                                                \
+        SUBMISSION_BY(symbol, stream, GR_NULL_LEGACY, GR_IS_OUT_OF_MEMORY, gr_submit_may_be_far(), written,            \
+                      parameters, __VA_ARGS__)                                                                         \
+        SUBMISSION_BY(symbol##_ptsz, stream, GR_NULL_PER_THREAD, GR_IS_OUT_OF_MEMORY, gr_submit_may_be_far(), written, \
+                      parameters, __VA_ARGS__)
 
 SUBMISSION_OF(cuLaunchKernel, stream, LAUNCH_LACKS_MEMORY,
               (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
@@ -161,58 +240,98 @@ static inline bool may_end_order(const CUlaunchConfig *config)
 LAUNCH_EX(cuLaunchKernelEx, GR_NULL_LEGACY)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, GR_NULL_PER_THREAD)
 
-SUBMISSION(cuMemcpyAsync, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes,
-           stream)
-SUBMISSION(cuMemcpyHtoDAsync_v2, stream, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, from,
-           bytes, stream)
+WRITE(cuMemcpyAsync, stream, write_at(stream, to), (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),
+      to, from, bytes, stream)
+WRITE(cuMemcpyHtoDAsync_v2, stream, write_at(stream, to),
+      (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, from, bytes, stream)
 SUBMISSION(cuMemcpyDtoHAsync_v2, stream, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes,
            stream)
-SUBMISSION(cuMemcpyDtoDAsync_v2, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from,
-           bytes, stream)
-SUBMISSION(cuMemcpyPeerAsync, stream,
-           (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
-            CUstream stream),
-           to, to_context, from, from_context, bytes, stream)
-SUBMISSION(cuMemcpy2DAsync_v2, stream, (const CUDA_MEMCPY2D *copy, CUstream stream), copy, stream)
-SUBMISSION(cuMemcpy3DAsync_v2, stream, (const CUDA_MEMCPY3D *copy, CUstream stream), copy, stream)
-SUBMISSION(cuMemcpy3DPeerAsync, stream, (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), copy, stream)
-SUBMISSION(cuMemcpyBatchAsync, stream,
-           (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
-            size_t *first_of, size_t attribute_count, size_t *failed, CUstream stream),
-           to, from, sizes, count, attributes, first_of, attribute_count, failed, stream)
-SUBMISSION(cuMemcpyBatchAsync_v2, stream,
-           (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
-            size_t *first_of, size_t attribute_count, CUstream stream),
-           to, from, sizes, count, attributes, first_of, attribute_count, stream)
-SUBMISSION(cuMemcpy3DBatchAsync, stream,
-           (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, size_t *failed, unsigned long long flags, CUstream stream),
-           count, copies, failed, flags, stream)
-SUBMISSION(cuMemcpy3DBatchAsync_v2, stream,
-           (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, unsigned long long flags, CUstream stream), count, copies,
-           flags, stream)
-SUBMISSION(cuMemBatchDecompressAsync, stream,
-           (CUmemDecompressParams * parameters, size_t count, unsigned int flags, size_t *error_index, CUstream stream),
-           parameters, count, flags, error_index, stream)
-SUBMISSION(cuMemsetD8Async, stream, (CUdeviceptr to, unsigned char value, size_t count, CUstream stream), to, value,
-           count, stream)
-SUBMISSION(cuMemsetD16Async, stream, (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), to, value,
-           count, stream)
-SUBMISSION(cuMemsetD32Async, stream, (CUdeviceptr to, unsigned int value, size_t count, CUstream stream), to, value,
-           count, stream)
-SUBMISSION(cuMemsetD2D8Async, stream,
-           (CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height, CUstream stream), to, pitch,
-           value, width, height, stream)
-SUBMISSION(cuMemsetD2D16Async, stream,
-           (CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height, CUstream stream), to,
-           pitch, value, width, height, stream)
-SUBMISSION(cuMemsetD2D32Async, stream,
-           (CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height, CUstream stream), to, pitch,
-           value, width, height, stream)
-SUBMISSION(cuStreamWriteValue32, stream, (CUstream stream, CUdeviceptr to, cuuint32_t value, unsigned int flags),
-           stream, to, value, flags)
-SUBMISSION(cuStreamWriteValue32_v2, stream, (CUstream stream, CUdeviceptr to, cuuint32_t value, unsigned int flags),
-           stream, to, value, flags)
-SUBMISSION(cuStreamWriteValue64, stream, (CUstream stream, CUdeviceptr to, cuuint64_t value, unsigned int flags),
-           stream, to, value, flags)
-SUBMISSION(cuStreamWriteValue64_v2, stream, (CUstream stream, CUdeviceptr to, cuuint64_t value, unsigned int flags),
-           stream, to, value, flags)
+WRITE(cuMemcpyDtoDAsync_v2, stream, write_at(stream, to),
+      (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
+WRITE(cuMemcpyPeerAsync, stream, write_at(stream, to),
+      (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream),
+      to, to_context, from, from_context, bytes, stream)
+WRITE(cuMemcpy2DAsync_v2, stream, write_at(stream, WRITTEN_BY(copy)), (const CUDA_MEMCPY2D *copy, CUstream stream),
+      copy, stream)
+WRITE(cuMemcpy3DAsync_v2, stream, write_at(stream, WRITTEN_BY(copy)), (const CUDA_MEMCPY3D *copy, CUstream stream),
+      copy, stream)
+WRITE(cuMemcpy3DPeerAsync, stream, write_at(stream, WRITTEN_BY(copy)),
+      (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), copy, stream)
+WRITE(cuMemcpyBatchAsync, stream, write_each(stream, to, count),
+      (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
+       size_t *first_of, size_t attribute_count, size_t *failed, CUstream stream),
+      to, from, sizes, count, attributes, first_of, attribute_count, failed, stream)
+WRITE(cuMemcpyBatchAsync_v2, stream, write_each(stream, to, count),
+      (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
+       size_t *first_of, size_t attribute_count, CUstream stream),
+      to, from, sizes, count, attributes, first_of, attribute_count, stream)
+WRITE(cuMemcpy3DBatchAsync, stream, copy_each(stream, copies, count),
+      (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, size_t *failed, unsigned long long flags, CUstream stream), count,
+      copies, failed, flags, stream)
+WRITE(cuMemcpy3DBatchAsync_v2, stream, copy_each(stream, copies, count),
+      (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, unsigned long long flags, CUstream stream), count, copies, flags,
+      stream)
+WRITE(cuMemBatchDecompressAsync, stream, decompress_each(stream, parameters, count),
+      (CUmemDecompressParams * parameters, size_t count, unsigned int flags, size_t *error_index, CUstream stream),
+      parameters, count, flags, error_index, stream)
+WRITE(cuMemsetD8Async, stream, write_at(stream, to),
+      (CUdeviceptr to, unsigned char value, size_t count, CUstream stream), to, value, count, stream)
+WRITE(cuMemsetD16Async, stream, write_at(stream, to),
+      (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), to, value, count, stream)
+WRITE(cuMemsetD32Async, stream, write_at(stream, to),
+      (CUdeviceptr to, unsigned int value, size_t count, CUstream stream), to, value, count, stream)
+WRITE(cuMemsetD2D8Async, stream, write_at(stream, to),
+      (CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height, CUstream stream), to, pitch,
+      value, width, height, stream)
+WRITE(cuMemsetD2D16Async, stream, write_at(stream, to),
+      (CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height, CUstream stream), to, pitch,
+      value, width, height, stream)
+WRITE(cuMemsetD2D32Async, stream, write_at(stream, to),
+      (CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height, CUstream stream), to, pitch,
+      value, width, height, stream)
+WRITE(cuStreamWriteValue32, stream, write_at(stream, to),
+      (CUstream stream, CUdeviceptr to, cuuint32_t value, unsigned int flags), stream, to, value, flags)
+WRITE(cuStreamWriteValue32_v2, stream, write_at(stream, to),
+      (CUstream stream, CUdeviceptr to, cuuint32_t value, unsigned int flags), stream, to, value, flags)
+WRITE(cuStreamWriteValue64, stream, write_at(stream, to),
+      (CUstream stream, CUdeviceptr to, cuuint64_t value, unsigned int flags), stream, to, value, flags)
+WRITE(cuStreamWriteValue64_v2, stream, write_at(stream, to),
+      (CUstream stream, CUdeviceptr to, cuuint64_t value, unsigned int flags), stream, to, value, flags)
+
+/*
+ * Copies and fills without a stream. Those on the legacy default stream of one context only pass the sleep gate, and
+ * tell where they write.
+ */
+#define SYNCHRONOUS_BY(symbol, null_stream, written, parameters, ...)                                                  \
+        GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
+        {                                                                                                              \
+                GR_PASS_GATE;                                                                                          \
+                if (gr_submit_is_first(NULL, null_stream) && gr_shim_ready())                                          \
+                        gr_core_note_overlap(&gr_core);                                                                \
+                if (gr_submit_may_be_far())                                                                            \
+                        write_at(NULL, written);                                                                       \
+                return GR_REAL(symbol, __VA_ARGS__);                                                                   \
+        }
+#define SYNCHRONOUS(symbol, written, parameters, ...)                                                                  \
+        SYNCHRONOUS_BY(symbol, GR_NULL_LEGACY, written, parameters, __VA_ARGS__)                                       \
+        SYNCHRONOUS_BY(symbol##_ptds, GR_NULL_PER_THREAD, written, parameters, __VA_ARGS__)
+SYNCHRONOUS(cuMemcpy, to, (CUdeviceptr to, CUdeviceptr from, size_t bytes), to, from, bytes)
+SYNCHRONOUS(cuMemcpyPeer, to,
+            (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes), to,
+            to_context, from, from_context, bytes)
+SYNCHRONOUS(cuMemcpyHtoD_v2, to, (CUdeviceptr to, const void *from, size_t bytes), to, from, bytes)
+SYNCHRONOUS(cuMemcpyDtoD_v2, to, (CUdeviceptr to, CUdeviceptr from, size_t bytes), to, from, bytes)
+SYNCHRONOUS(cuMemcpyAtoD_v2, to, (CUdeviceptr to, CUarray from, size_t offset, size_t bytes), to, from, offset, bytes)
+SYNCHRONOUS(cuMemcpy2D_v2, WRITTEN_BY(copy), (const CUDA_MEMCPY2D *copy), copy)
+SYNCHRONOUS(cuMemcpy2DUnaligned_v2, WRITTEN_BY(copy), (const CUDA_MEMCPY2D *copy), copy)
+SYNCHRONOUS(cuMemcpy3D_v2, WRITTEN_BY(copy), (const CUDA_MEMCPY3D *copy), copy)
+SYNCHRONOUS(cuMemcpy3DPeer, WRITTEN_BY(copy), (const CUDA_MEMCPY3D_PEER *copy), copy)
+SYNCHRONOUS(cuMemsetD8_v2, to, (CUdeviceptr to, unsigned char value, size_t count), to, value, count)
+SYNCHRONOUS(cuMemsetD16_v2, to, (CUdeviceptr to, unsigned short value, size_t count), to, value, count)
+SYNCHRONOUS(cuMemsetD32_v2, to, (CUdeviceptr to, unsigned int value, size_t count), to, value, count)
+SYNCHRONOUS(cuMemsetD2D8_v2, to, (CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height), to,
+            pitch, value, width, height)
+SYNCHRONOUS(cuMemsetD2D16_v2, to, (CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height), to,
+            pitch, value, width, height)
+SYNCHRONOUS(cuMemsetD2D32_v2, to, (CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height), to,
+            pitch, value, width, height)

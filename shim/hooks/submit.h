@@ -18,4 +18,13 @@ static inline bool gr_submit_is_first(CUstream stream, enum gr_null_stream null_
  */
 void gr_submit_begin(CUstream stream, enum gr_null_stream null_stream);
 
+/* Whether the process has contexts of several devices, so that it matters where copies write. */
+static inline bool gr_submit_may_be_far(void)
+{
+        return atomic_load_explicit(&gr_core.several_devices, memory_order_acquire);
+}
+
+/* A graph that is about to be launched in the stream may write to memory of any device. No lock is held. */
+void gr_submit_writes_anywhere(CUstream stream);
+
 #endif

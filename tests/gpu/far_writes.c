@@ -1,0 +1,191 @@
+/*
+ * Memory that is freed behind a kernel serves again before that kernel has ended, as all work of its device waits for
+ * it. What does not wait by itself and writes there is another device's copy, which needs no peer access, and another
+ * process. Both must come after the kernel all the same. Under the library only.
+ *
+ *   far_writes [WAY]     all ways to write, each in a process of its own; or this one
+ *
+ * One line per way; exit status 1 when one failed. By pool kind not all memory serves again at once.
+ */
+#include "gputest.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BYTES (64 * MIB)
+#define WORDS (BYTES / 4)
+#define ROW   (64 * KIB)
+enum { LATE_US = 700000, OLD = 1, NEW = 2 };
+
+static struct gt near;     /* of the memory */
+static CUcontext far;      /* of another device */
+static CUdeviceptr source; /* far's, full of NEW */
+static CUstream stream;    /* far's */
+
+static void unified(CUdeviceptr p)
+{
+        GR_MUST(cuMemcpyAsync(p, source, BYTES, stream));
+}
+
+static void device_to_device(CUdeviceptr p)
+{
+        GR_MUST(cuMemcpyDtoDAsync(p, source, BYTES, stream));
+}
+
+static void peer(CUdeviceptr p)
+{
+        GR_MUST(cuMemcpyPeerAsync(p, near.ctx, source, far, BYTES, stream));
+}
+
+static void peer_waits(CUdeviceptr p)
+{
+        GR_MUST(cuMemcpyPeer(p, near.ctx, source, far, BYTES));
+}
+
+static void from_host(CUdeviceptr p)
+{
+        uint32_t *words = malloc(BYTES);
+
+        for (size_t i = 0; i < WORDS; i++)
+                words[i] = NEW;
+        GR_MUST(cuMemcpyHtoD(p, words, BYTES));
+        free(words);
+}
+
+static void rows(CUdeviceptr p)
+{
+        CUDA_MEMCPY2D copy = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
+                              .srcDevice = source,
+                              .srcPitch = ROW,
+                              .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
+                              .dstDevice = p,
+                              .dstPitch = ROW,
+                              .WidthInBytes = ROW,
+                              .Height = BYTES / ROW};
+
+        GR_MUST(cuMemcpy2DAsync(&copy, stream));
+}
+
+static void graph(CUdeviceptr p)
+{
+        CUgraphExec exec;
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemcpyAsync(p, source, BYTES, stream));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphInstantiateWithFlags(&exec, graph, 0));
+        GR_MUST(cuGraphLaunch(exec, stream));
+        GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuGraphDestroy(graph));
+}
+
+static const struct way {
+        const char *name;
+        void (*write)(CUdeviceptr p); /* NULL: another process does, of the same device */
+        bool begins_late;             /* the other device, when the memory serves again already */
+} ways[] = {
+        {"another process", NULL, false},
+        {"cuMemcpyAsync", unified, false},
+        {"cuMemcpyAsync of a context made later", unified, true},
+        {"cuMemcpyDtoDAsync", device_to_device, false},
+        {"cuMemcpyPeerAsync", peer, false},
+        {"cuMemcpyPeer", peer_waits, false},
+        {"cuMemcpyHtoD", from_host, false},
+        {"cuMemcpy2DAsync", rows, false},
+        {"a graph", graph, false},
+};
+enum { WAYS = sizeof ways / sizeof *ways };
+
+static const char *name_of(size_t way)
+{
+        return ways[way].name;
+}
+
+static void begin_far(void)
+{
+        GR_MUST(cuDevicePrimaryCtxRetain(&far, 1));
+        GR_MUST(cuCtxSetCurrent(far));
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuMemAlloc(&source, BYTES));
+        GR_MUST(cuMemsetD32Async(source, NEW, WORDS, stream));
+        GR_MUST(cuStreamSynchronize(stream));
+        gt_attach(&near);
+}
+
+/* Fills what it is told of. */
+static void other_process(int from, int to)
+{
+        CUipcMemHandle handle;
+        struct gt gt;
+        CUdeviceptr p;
+
+        gt_open(&gt);
+        if (write(to, "", 1) != 1 || read(from, &handle, sizeof(handle)) != sizeof(handle))
+                _exit(1);
+        GR_MUST(cuIpcOpenMemHandle(&p, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+        GR_MUST(gt_fill(&gt, NULL, p, NEW, WORDS));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuIpcCloseMemHandle(p));
+        _exit(write(to, "", 1) != 1);
+}
+
+static int try_way(size_t i)
+{
+        const struct way *way = &ways[i];
+        int there[2], back[2], devices = 0;
+        CUdeviceptr before, after;
+        CUipcMemHandle handle;
+        char word;
+        pid_t pid = -1;
+
+        if (!way->write) {
+                if (pipe(there) || pipe(back) || (pid = fork()) < 0)
+                        gt_die("no other process");
+                if (pid == 0)
+                        other_process(there[0], back[1]);
+                if (read(back[0], &word, 1) != 1)
+                        gt_die("the other process ends");
+        }
+        gt_open(&near);
+        GR_MUST(cuDeviceGetCount(&devices));
+        if (way->write && devices < 2) {
+                printf("-      there is one device only\n");
+                return GT_SKIPPED;
+        }
+        if (way->write && !way->begins_late)
+                begin_far();
+        GR_MUST(cuMemAlloc(&before, BYTES));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(gt_late_fill(&near, NULL, before, OLD, WORDS, LATE_US));
+        GR_MUST(cuMemFree(before));
+        GR_MUST(cuMemAlloc(&after, BYTES));
+        if (after != before) /* as where a barrier would make other work wait */
+                printf("-      %s: the memory does not serve again at once\n", way->name);
+        if (!way->write) {
+                GR_MUST(cuIpcGetMemHandle(&handle, after));
+                if (write(there[1], &handle, sizeof(handle)) != sizeof(handle) || read(back[0], &word, 1) != 1 ||
+                    waitpid(pid, NULL, 0) != pid)
+                        gt_die("the other process ends");
+        } else {
+                if (way->begins_late)
+                        begin_far();
+                GR_MUST(cuCtxSetCurrent(far));
+                way->write(after);
+                GR_MUST(cuCtxSynchronize()); /* even cuMemcpyPeer returns before */
+                gt_attach(&near);
+        }
+        GR_MUST(cuCtxSynchronize());
+        gt_check(gt_wrong_words(after, BYTES, NEW) == 0, way->name, "%u words of three are wrong",
+                 gt_wrong_words(after, BYTES, NEW));
+        return GR_CHECK_RESULT();
+}
+
+int main(int argc, char **argv)
+{
+        return gt_ways(argc, argv, WAYS, name_of, try_way);
+}
