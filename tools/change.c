@@ -14,8 +14,7 @@
 #define SLEEP_NS       UINT64_C(10000000000) /* how long a busy process is asked again and again */
 #define SLEEP_PAUSE_US 20000
 
-/* 0: not a pid. */
-static unsigned parse_pid(const char *text)
+unsigned parse_pid(const char *text)
 {
         char *end;
         unsigned long pid = strtoul(text, &end, 10);
@@ -87,7 +86,11 @@ static int change_process(const struct arguments *arguments)
         int status;
 
         if (arguments->count != 2) {
-                complain("%s: needs a process id and a size, such as gpureclaim %s 1234 4GiB", command, command);
+                if (arguments->count > 2)
+                        complain("%s: %s: takes one process id and one size", command, arguments->rest[2]);
+                else
+                        complain("%s: needs a process id and a size, such as gpureclaim %s 1234 4GiB", command,
+                                 command);
                 return STATUS_USAGE;
         }
         pid = parse_pid(arguments->rest[0]);
@@ -163,7 +166,10 @@ int command_reclaim(const struct arguments *arguments)
                 return STATUS_USAGE;
         }
         if (arguments->count != !all) {
-                complain("reclaim: needs a process id or --all, and not both");
+                if (arguments->count > 1)
+                        complain("reclaim: %s: takes one process id", arguments->rest[1]);
+                else
+                        complain("reclaim: needs a process id or --all, and not both");
                 return STATUS_USAGE;
         }
         if (!all && !(pid = parse_pid(arguments->rest[0]))) {
@@ -222,8 +228,15 @@ int command_sleep(const struct arguments *arguments)
                 complain("sleep: --timeout %s: not understood (expected a time such as 90s)", timeout);
                 return STATUS_USAGE;
         }
-        if (arguments->count != 1 || !(pid = parse_pid(arguments->rest[0]))) {
-                complain("sleep: needs a process id");
+        if (arguments->count != 1) {
+                if (arguments->count > 1)
+                        complain("sleep: %s: takes one process id", arguments->rest[1]);
+                else
+                        complain("sleep: needs a process id");
+                return STATUS_USAGE;
+        }
+        if (!(pid = parse_pid(arguments->rest[0]))) {
+                complain("sleep: %s: not a process id", arguments->rest[0]);
                 return STATUS_USAGE;
         }
         status = open_all("sleep", &gpus, &count);

@@ -89,6 +89,21 @@ void complain_of_option(const char *message, void *ignored);
  */
 int set_preload(const struct arguments *arguments);
 
+/* Whether a program could write the file that an option names, as far as can be told now. False: errno says why not. */
+bool can_be_written(const char *pattern);
+
+/*
+ * Sets the variable of an option for the program to be started. EXIT_SUCCESS, or the exit status for the error, which
+ * it has printed: the value is none, or a file that could not be written.
+ */
+int set_option(const char *command, enum gr_option_id id, const char *value);
+
+/* The command that reads a file that the library has written; NULL: it is no such file. */
+const char *reader_of(const char *path);
+
+/* The number of a process; 0: the text is none. */
+unsigned parse_pid(const char *text);
+
 /* Becomes the program argv[0]. Returns only on failure: prints the error and returns the exit status for it. */
 int become(const char *command, char **argv);
 

@@ -180,6 +180,9 @@ void print_origins(const struct origins *origins, size_t shown, bool native, con
         }
         if (origins->header.lost_blocks > 0)
                 printf("  not here: %" PRIu64 " blocks, for which the file had no room\n", origins->header.lost_blocks);
+        if (origins->cut_blocks > 0)
+                printf("  not here: up to %" PRIu64 " %s, as the end of the file is missing\n", origins->cut_blocks,
+                       block_word((double)origins->cut_blocks));
         for (size_t i = 0; i < shown && i < origins->count; i++) {
                 const struct origin *origin = &origins->list[i];
 
@@ -245,6 +248,7 @@ void write_origins(struct gr_json *json, const struct origins *origins)
         gr_json_number(json, "blocks", "%.0f", origins->whole.all_blocks);
         gr_json_number(json, "error_bytes", "%.0f", sqrt(origins->whole.variance));
         gr_json_count(json, "lost_blocks", origins->header.lost_blocks);
+        gr_json_count(json, "cut_blocks", origins->cut_blocks);
         gr_json_array(json, "origins");
         for (size_t i = 0; i < origins->count; i++)
                 write_origin(json, origins, &origins->list[i]);
@@ -275,7 +279,9 @@ static int leaks_of(const char *what, const struct arguments *arguments)
         rc = origins_read(&origins, true, NULL);
         if (rc) {
                 complain("%s: %s", what,
-                         rc == -EPROTONOSUPPORT ? "a file of another version of gpureclaim" : strerror(-rc));
+                         rc == -EPROTONOSUPPORT ? "a file of another version of gpureclaim"
+                         : rc == -EINVAL        ? "damaged, or its end is missing"
+                                                : strerror(-rc));
         } else if (flag_value(arguments, "json")) {
                 write_leaks(&origins);
         } else {

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -100,13 +101,13 @@ static int read_file(struct origins *origins)
         struct stat about;
         uint64_t blocks, most;
 
-        if (fstat(origins->fd, &about) != 0)
-                return -errno;
         if (pread(origins->fd, &origins->header, sizeof(origins->header), 0) != (ssize_t)sizeof(origins->header) ||
             memcmp(origins->header.magic, GR_ORIGINS_MAGIC, sizeof(origins->header.magic)) != 0)
                 return -EINVAL;
         if (origins->header.version != GR_ORIGINS_VERSION || origins->header.header_bytes != sizeof(origins->header))
                 return -EPROTONOSUPPORT;
+        if (fstat(origins->fd, &about) != 0) /* after the header was read: the process lets the file grow first */
+                return -errno;
         gr_trace_make_text(origins->header.command, sizeof(origins->header.command));
         /* The blocks are read first, so that the stack of each is among the records that are read afterwards. */
         most = origins->header.blocks_at < (uint64_t)about.st_size
@@ -115,6 +116,7 @@ static int read_file(struct origins *origins)
         blocks = origins->header.blocks < most ? origins->header.blocks : most;
         origins->blocks = read_part(origins->fd, origins->header.blocks_at, blocks * sizeof(*origins->blocks));
         origins->block_count = blocks;
+        origins->cut_blocks = origins->header.blocks - blocks;
         if (pread(origins->fd, &origins->header.records_bytes, sizeof(uint64_t),
                   offsetof(struct gr_origins_header, records_bytes)) != (ssize_t)sizeof(uint64_t))
                 return -EIO;
@@ -488,7 +490,7 @@ bool origins_try(struct origins *origins, const char *path)
 }
 
 /* Opens the file that the process has mapped. */
-static bool open_of_process(struct origins *origins, unsigned long pid)
+static bool open_of_process(struct origins *origins, unsigned pid)
 {
         char name[64], path[PATH_MAX + sizeof(origins->root)];
         char *line = NULL, *slash;
@@ -496,10 +498,10 @@ static bool open_of_process(struct origins *origins, unsigned long pid)
         FILE *maps;
         bool found = false;
 
-        snprintf(name, sizeof(name), "/proc/%lu/maps", pid);
+        snprintf(name, sizeof(name), "/proc/%u/maps", pid);
         maps = fopen(name, "re");
         if (maps)
-                snprintf(origins->root, sizeof(origins->root), "/proc/%lu/root", pid);
+                snprintf(origins->root, sizeof(origins->root), "/proc/%u/root", pid);
         while (maps && !found && getline(&line, &room, maps) > 0) {
                 slash = strchr(line, '/');
                 if (!slash || !strstr(line, " rw-s "))
@@ -515,7 +517,7 @@ static bool open_of_process(struct origins *origins, unsigned long pid)
 }
 
 /* Opens the file that a killed process has left; not one of another user, as anybody can guess the name. */
-static bool open_left(struct origins *origins, unsigned long pid)
+static bool open_left(struct origins *origins, unsigned pid)
 {
         const char *const folders[] = GR_ORIGINS_FOLDERS;
         char pattern[PATH_MAX], path[PATH_MAX];
@@ -542,14 +544,23 @@ static bool open_left(struct origins *origins, unsigned long pid)
 
 bool origins_open(struct origins *origins, const char *what)
 {
-        char *end;
-        unsigned long pid = strtoul(what, &end, 10);
+        unsigned pid = parse_pid(what);
+        const char *reader;
 
         origins->fd = -1;
-        if (end == what || *end) {
+        if (!*what || what[strspn(what, "0123456789")]) {
                 if (origins_try(origins, what))
                         return true;
-                complain("%s: %s", what, errno == EINVAL ? "not a file of GPURECLAIM_BACKTRACE" : strerror(errno));
+                reader = errno == EINVAL ? reader_of(what) : NULL;
+                if (reader)
+                        complain("%s: a trace; to read it: gpureclaim %s %s", what, reader, what);
+                else
+                        complain("%s: %s", what,
+                                 errno == EINVAL ? "not a file of GPURECLAIM_BACKTRACE" : strerror(errno));
+                return false;
+        }
+        if (!pid) {
+                complain("leaks: %s: not a process id", what);
                 return false;
         }
         if (open_of_process(origins, pid)) {
@@ -558,10 +569,16 @@ bool origins_open(struct origins *origins, const char *what)
         }
         if (open_left(origins, pid))
                 return true;
-        if (errno != EPERM)
-                complain("leaks: process %lu does not note where it allocates; start it with "
+        if (errno == EPERM)
+                return false;
+        if (kill((pid_t)pid, 0) == 0)
+                complain("leaks: process %u does not note where it allocates; start it with "
                          "GPURECLAIM_BACKTRACE=sample or full",
                          pid);
+        else
+                complain("leaks: process %u: %s", pid,
+                         errno == EPERM ? "it is not yours"
+                                        : "there is none, and none of this number has left origins");
         return false;
 }
 

@@ -41,6 +41,7 @@ struct origins {
         uint32_t *numbers; /* of all records, in ascending order */
         struct gr_origins_block *blocks;
         size_t block_count;
+        uint64_t cut_blocks;        /* slots that the file should have and has not */
         struct origin *list, whole; /* the largest first */
         size_t count;               /* those that have blocks */
         size_t named_count;         /* with those after them that have no blocks but are wanted */

@@ -65,6 +65,20 @@ static int run_program(const struct arguments *arguments)
         return status;
 }
 
+const char *reader_of(const char *path)
+{
+        FILE *file = fopen(path, "re");
+        char magic[8];
+        bool whole = file && fread(magic, sizeof(magic), 1, file) == 1;
+
+        if (file)
+                fclose(file);
+        return !whole                                         ? NULL
+               : !memcmp(magic, trace.magic, sizeof(magic))   ? trace.command
+               : !memcmp(magic, origins.magic, sizeof(magic)) ? origins.command
+                                                              : NULL;
+}
+
 /* Whether the file is of this kind and began at this time or later. */
 static bool began_since(const char *path, const struct kind *kind, uint64_t since_ns)
 {
@@ -142,7 +156,7 @@ static int set_file(const char *prefix, const struct kind *kind)
                 }
         strcpy(pattern + used, ".%p");
         strcat(pattern, kind->suffix);
-        return setenv(kind->variable, pattern, 1) == 0 ? 0 : -errno;
+        return can_be_written(pattern) && setenv(kind->variable, pattern, 1) == 0 ? 0 : -errno;
 }
 
 int command_record(const struct arguments *arguments)
@@ -150,16 +164,24 @@ int command_record(const struct arguments *arguments)
         const char *prefix = flag_value(arguments, "output"), *backtrace = flag_value(arguments, "backtrace");
         struct timespec now;
         uint64_t since_ns;
-        int status = set_preload(arguments), rc;
+        int status = EXIT_SUCCESS, rc;
 
+        prefix = prefix ? prefix : "gpureclaim";
+        if (!*prefix || prefix[strlen(prefix) - 1] == '/') {
+                complain("record: --output '%s': no name for the files", prefix);
+                return STATUS_USAGE;
+        }
+        if (backtrace)
+                status = set_option("record", GR_OPTION_BACKTRACE, backtrace);
+        if (status == EXIT_SUCCESS)
+                status = set_preload(arguments);
         if (status != EXIT_SUCCESS)
                 return status;
-        prefix = prefix ? prefix : "gpureclaim";
-        rc = backtrace && setenv("GPURECLAIM_BACKTRACE", backtrace, 1) != 0 ? -errno : set_file(prefix, &trace);
+        rc = set_file(prefix, &trace);
         if (!rc)
                 rc = set_file(prefix, &origins);
         if (rc) {
-                complain("record: %s: %s", prefix, strerror(-rc));
+                complain("record: --output %s: %s", prefix, strerror(-rc));
                 return STATUS_USAGE;
         }
         clock_gettime(CLOCK_REALTIME, &now);

@@ -382,6 +382,7 @@ static int report_file(const char *path, const char *format)
 {
         bool examined = !format || (strcmp(format, "csv") && strcmp(format, "perfetto"));
         struct report report = {0};
+        const char *reader;
         size_t line = 0;
         int rc = gr_trace_read(path, &report.trace, &line);
 
@@ -389,7 +390,9 @@ static int report_file(const char *path, const char *format)
                 rc = examine_trace(&report);
         if (!rc && examined)
                 rc = read_origins(path, &report);
-        if (rc == -EINVAL && line > 0)
+        if (rc == -EINVAL && (reader = reader_of(path)) && !strcmp(reader, "leaks"))
+                complain("%s: a file of GPURECLAIM_BACKTRACE; to read it: gpureclaim %s %s", path, reader, path);
+        else if (rc == -EINVAL && line > 0)
                 complain("%s: line %zu: not a trace of allocations", path, line);
         else if (rc == -EINVAL)
                 complain("%s: not a trace of allocations", path);

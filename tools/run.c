@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/options.h"
@@ -14,59 +15,59 @@
 
 #define SIM_FD 100 /* and above */
 
-/* Whether the program could write this file. False: errno says why not. */
-static bool can_be_written(const char *path)
+bool can_be_written(const char *pattern)
 {
-        char folder[PATH_MAX];
-        const char *slash = strrchr(path, '/');
+        char path[PATH_MAX], folder[PATH_MAX];
+        const char *slash;
+        struct stat about;
+        int rc = gr_options_expand_path(pattern, getpid(), 0, path, sizeof(path));
 
+        if (!rc && stat(path, &about) == 0 && S_ISDIR(about.st_mode))
+                rc = -EISDIR;
+        if (rc) {
+                errno = -rc;
+                return false;
+        }
         if (access(path, W_OK) == 0)
                 return true;
         if (errno != ENOENT)
                 return false;
+        slash = strrchr(path, '/');
         snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
         return access(folder, W_OK | X_OK) == 0;
 }
 
 /* Any field of struct gr_options: values are only checked here, the library parses them for itself. */
-static int check_value(const struct gr_option *option, const char *text)
+int set_option(const char *command, enum gr_option_id id, const char *value)
 {
+        const struct gr_option *option = &gr_option_table[id];
         static struct gr_options scratch;
         char values[128];
-        int rc;
+        int rc = gr_option_parse(option, value, (char *)&scratch + option->offset);
 
-        rc = gr_option_parse(option, text, (char *)&scratch + option->offset);
-        if (rc == 0 && (option->kind != GR_KIND_PATH || option == &gr_option_table[GR_OPTION_CONFIG]))
+        if (rc)
+                complain("%s: %s %s: %s (expected %s)", command, option->flag, value, gr_option_reason(rc),
+                         gr_option_values(option, values, sizeof(values)));
+        else if (id == GR_OPTION_SLEEP_DIR
+                         ? access(value, W_OK | X_OK) != 0
+                         : option->kind == GR_KIND_PATH && id != GR_OPTION_CONFIG && !can_be_written(value))
+                complain("%s: %s %s: %s", command, option->flag, value, strerror(errno));
+        else if (setenv(option->env, value, 1) == 0)
                 return EXIT_SUCCESS;
-        if (rc == 0 && can_be_written(text))
-                return EXIT_SUCCESS;
-        if (rc == 0) {
-                complain("run: %s %s: %s", option->flag, text, strerror(errno));
-                return STATUS_USAGE;
-        }
-        complain("run: %s %s: %s (expected %s)", option->flag, text, gr_option_reason(rc),
-                 gr_option_values(option, values, sizeof(values)));
+        else
+                complain("%s: %s: %s", command, option->env, strerror(errno));
         return STATUS_USAGE;
 }
 
 /* Sets the variables of the options that are given as flags. */
 static int set_variables(const struct arguments *arguments)
 {
-        for (enum gr_option_id id = 0; id < GR_OPTION_COUNT; id++) {
-                const char *value = option_value(arguments, id);
-                int status;
+        int status = EXIT_SUCCESS;
 
-                if (!value)
-                        continue;
-                status = check_value(&gr_option_table[id], value);
-                if (status != EXIT_SUCCESS)
-                        return status;
-                if (setenv(gr_option_table[id].env, value, 1) != 0) {
-                        complain("run: %s: %s", gr_option_table[id].env, strerror(errno));
-                        return EXIT_FAILURE;
-                }
-        }
-        return EXIT_SUCCESS;
+        for (enum gr_option_id id = 0; id < GR_OPTION_COUNT && status == EXIT_SUCCESS; id++)
+                if (option_value(arguments, id))
+                        status = set_option("run", id, option_value(arguments, id));
+        return status;
 }
 
 static int prepare_variable(const char *command, const char *variable, const char *path)

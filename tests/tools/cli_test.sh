@@ -110,6 +110,12 @@ mistake 2 "unknown flag --lim; it could be one of --limit, --limit-includes" "$t
 mistake 2 "--no-stats=1: takes no value" "$tool" run --no-stats=1 -- true
 mistake 2 "unknown flag --no-limit" "$tool" run --no-limit -- true
 mistake 2 "--stats-file $tree/none/x: No such file" "$tool" run --stats-file "$tree/none/x" -- true
+for flag in --stats-file --trace; do
+        mistake 2 "$flag $tree: Is a directory" "$tool" run $flag "$tree" -- true
+done
+mkdir "$tree/77%p"
+want 0 "$tool" run --trace "$tree/77%%p/x" --sleep-dir "$tree" -- true
+mistake 2 "--sleep-dir $tree/none: No such file" "$tool" run --sleep-dir "$tree/none" -- true
 mistake 2 "--limit : not understood" "$tool" run --limit= -- true
 mistake 2 "--reuse fast: not understood (expected auto|barrier|poll|sync)" "$tool" run --reuse fast -- true
 mistake 2 "--stats 2: not understood" "$tool" run --stats=2 -- true
@@ -118,15 +124,18 @@ mistake 2 "no program given" "$tool" run --stats --
 mistake 2 "did you mean --json?" "$tool" status --jsn
 mistake 2 "status: now: takes flags only" "$tool" status --json now
 mistake 2 "limit: needs a process id and a size" "$tool" limit
-mistake 2 "limit: needs a process id and a size" "$tool" limit 1 4GiB 5
+mistake 2 "limit: 5: takes one process id and one size" "$tool" limit 1 4GiB 5
 mistake 2 "limit: python3: not a process id" "$tool" limit python3 4GiB
 mistake 2 "limit: 0: not a process id" "$tool" limit 0 4GiB
 mistake 2 "limit: 4194305: not a process id" "$tool" limit 4194305 4GiB
 mistake 2 "limit: 4XiB: not understood" "$tool" limit 1 4XiB
 mistake 2 "threshold: : not understood" "$tool" threshold 1 ""
 mistake 2 "reclaim: needs a process id or --all" "$tool" reclaim
-mistake 2 "reclaim: needs a process id or --all" "$tool" reclaim 1 2
+mistake 2 "reclaim: 2: takes one process id" "$tool" reclaim 1 2
 mistake 2 "reclaim: needs a process id or --all" "$tool" reclaim --all 1
+mistake 2 "sleep: needs a process id" "$tool" sleep
+mistake 2 "sleep: x: takes one process id" "$tool" sleep 1 x
+mistake 2 "sleep: x: not a process id" "$tool" sleep x
 mistake 2 "reclaim: x: not a process id" "$tool" reclaim x --rung sync
 mistake 2 "reclaim: --rung fast: not understood" "$tool" reclaim --rung fast 1
 mistake 2 "reclaim: --rung needs a value" "$tool" reclaim 1 --rung
@@ -167,6 +176,10 @@ is "$out" "$shim $tree/%%p.%p.trace"
 has "$err" "record: no trace was written"
 want 143 "$tool" record sh -c 'kill $$'
 mistake 2 "record: --output needs a value" "$tool" record -o
+mistake 2 "record: --output '': no name for the files" "$tool" record -o '' echo started
+mistake 2 "record: --output '$tree/': no name" "$tool" record -o "$tree/" echo started
+mistake 2 "record: --output $tree/gone/p: No such file" "$tool" record -o "$tree/gone/p" echo started
+mistake 2 "record: --backtrace foo: not understood (expected off" "$tool" record --backtrace foo echo started
 mistake 127 "record: no-such-program-anywhere: " "$tool" record no-such-program-anywhere
 mistake 126 "record: /etc/passwd: Permission denied" "$tool" record /etc/passwd
 [ -e "$4/libgpureclaim.so" ] ||
@@ -476,6 +489,17 @@ mistake 2 "report takes one FILE or more" "$tool" report
 mistake 2 "report --html takes one FILE" "$tool" report --html "$trace" "$trace"
 mistake 2 "leaks takes one PID or FILE or more" "$tool" leaks
 mistake 2 "leaks --json takes one PID or FILE;" "$tool" leaks --json 1 2
+mistake 1 "leaks: 0: not a process id" "$tool" leaks 0
+mistake 1 "leaks: 99999999999: not a process id" "$tool" leaks 99999999999
+(exec true) & gone=$!
+wait $gone
+mistake 1 "leaks: process $gone: there is none" "$tool" leaks $gone
+mistake 1 "leaks: process $$ does not note where it allocates" "$tool" leaks $$
+printf 'GRTRACE\0' >"$tree/x.trace"
+printf 'GRORIGN\0' >"$tree/x.origins"
+mistake 1 "$tree/x.trace: a trace; to read it: gpureclaim report $tree/x.trace" "$tool" leaks "$tree/x.trace"
+mistake 1 "$tree/x.origins: a file of GPURECLAIM_BACKTRACE; to read it: gpureclaim leaks" \
+        "$tool" report "$tree/x.origins"
 # Several: a report of each. One that cannot be read keeps none from being told.
 for n in 1 2; do
         printf '%s\n' Thread,Time,Action,Pointer,Size,Stream "1,1,allocate,0x1000,$n,0" >"$tree/several.$n"
