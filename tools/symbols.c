@@ -124,10 +124,9 @@ static void add_place(struct places *places, const char *function, const char *w
         *place = (struct place){0};
         if (strcmp(function, "??") != 0)
                 place->function = strdup(function);
-        if (colon && strncmp(where, "??", 2) != 0) {
+        place->line = colon ? (unsigned)strtoul(colon + 1, NULL, 10) : 0; /* "?": not known */
+        if (place->line > 0)
                 place->file = strndup(where, (size_t)(colon - where));
-                place->line = (unsigned)strtoul(colon + 1, NULL, 10);
-        }
 }
 
 /* Reads what the tool prints: for each address a line with the address, and then two lines for each place. */
@@ -217,10 +216,14 @@ void symbols_name(const char *path, const uint8_t *build_id, size_t build_id_byt
                 if (ret[i].count == 0)
                         add_place(&ret[i], "??", "??");
                 last = ret[i].count > 0 ? &ret[i].list[ret[i].count - 1] : NULL;
-                if (usable && last && !last->function) {
+                /* Where the tool knows no line, it names the nearest function, which may end before the address. */
+                if (usable && last && !(last->function && last->file)) {
                         const char *function = find_function(&elf, addresses[i]);
 
-                        last->function = function ? strdup(function) : NULL;
+                        if (!function)
+                                last->function = NULL;
+                        else if (!last->function)
+                                last->function = strdup(function);
                 }
         }
         if (opened)

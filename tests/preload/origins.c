@@ -411,6 +411,32 @@ static void from_nowhere(void)
         on_own_stack(first_and_leave, UINT64_C(0xdeaddeaddeaddeac));
 }
 
+#ifdef __x86_64__
+/* Calls its argument. No symbol covers it: that of another function is the nearest before it. */
+__asm__(".section .text.unnamed, \"ax\", @progbits\n"
+        ".Lunnamed: .cfi_startproc\n"
+        "push %rbp\n"
+        ".cfi_def_cfa_offset 16\n"
+        ".cfi_offset rbp, -16\n"
+        "call *%rdi\n"
+        "pop %rbp\n"
+        ".cfi_def_cfa_offset 8\n"
+        "ret\n"
+        ".cfi_endproc\n"
+        ".text");
+
+/* first() is called by code without a name. */
+static void by_unnamed(void)
+{
+        void (*unnamed)(void (*function)(void));
+
+        __asm__("lea .Lunnamed(%%rip), %0" : "=r"(unnamed));
+        unnamed(first);
+}
+#else
+#define by_unnamed first
+#endif
+
 /* It would return to the last bytes before a page that cannot be read. */
 static void from_the_edge(void)
 {
@@ -491,6 +517,7 @@ int main(int argc, char **argv)
                 {"nowhere", from_nowhere, 0}, {"edge", from_the_edge, 0},
                 {"frames", below_frames, 2},  {"refused", refused, 0},
                 {"overrun", overrun, 0},      {"contexts", of_contexts, 0},
+                {"unnamed", by_unnamed, 0},
         };
 
         given = argv + 2;

@@ -240,6 +240,11 @@ run GPURECLAIM_BACKTRACE=full "$origins" fork
 has fork "in 13 blocks of 2 origins" "first (" "second ("
 run GPURECLAIM_BACKTRACE=full "$origins" coroutine
 has coroutine "in 1 block of 1 origin" "first ("
+# An address that no function covers is not given the name of the nearest one.
+if [ "$(uname -m)" = x86_64 ]; then
+        run GPURECLAIM_BACKTRACE=full "$origins" unnamed
+        has unnamed "first (" "      origins+0x" "main ("
+fi
 run GPURECLAIM_BACKTRACE=full "$origins" nowhere
 [ $status -eq 137 ] || fail "nowhere: exit status $status"
 has nowhere "in 1 block of 1 origin" "first (" "first_and_leave ("
