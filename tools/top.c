@@ -231,13 +231,15 @@ static const char *format_bar(uint64_t live, uint64_t cached, uint64_t total, ch
 static void gpu_text(const struct gpu *gpu, char text[TEXT_BYTES])
 {
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], bar[BAR_WIDTH + 2], mark[12],
-                user[72];
+                user[72], use[TEXT_BYTES / 2] = "memory unknown";
 
-        snprintf(text, TEXT_BYTES, "%s%s: %s %.8s, group %s%s: %s of %s, %s of others",
+        if (gpu->total_bytes)
+                snprintf(use, sizeof(use), "%s of %s, %s of others", gr_size_format(gpu->used_bytes, a, sizeof(a)),
+                         gr_size_format(gpu->total_bytes, b, sizeof(b)),
+                         gr_size_format(gpu_others_bytes(gpu), c, sizeof(c)));
+        snprintf(text, TEXT_BYTES, "%s%s: %s %.8s, group %s%s: %s",
                  format_bar(gpu->used_bytes, 0, gpu->total_bytes, bar), gpu_mark(gpu, mark),
-                 gpu->model[0] ? gpu->model : "GPU", gpu->uuid, gpu->group, gpu_of_user(gpu, user),
-                 gr_size_format(gpu->used_bytes, a, sizeof(a)), gr_size_format(gpu->total_bytes, b, sizeof(b)),
-                 gr_size_format(gpu_others_bytes(gpu), c, sizeof(c)));
+                 gpu->model[0] ? gpu->model : "GPU", gpu->uuid, gpu->group, gpu_of_user(gpu, user), use);
 }
 
 static void head_text(char text[TEXT_BYTES])

@@ -112,6 +112,20 @@ def formats(scene):
         done = subprocess.run(["promtool", "check", "rules", f"{source}/tools/prometheus/alerts.yml"],
                               capture_output=True, text=True, check=False)
         scene.check(done.returncode == 0, f"promtool: {done}")
+        # Two users have a group of one name: only the one that is near its own limit is told of.
+        series = [{"series": f'gpureclaim_process_{name}{{uuid="u", group="default", user="{user}", pid="{pid}"}}',
+                   "values": f"{value}+0x20"} for user, pid, live in (("a", 1, 60), ("a", 2, 36), ("b", 3, 60))
+                  for name, value in (("live_bytes", live), ("group_limit_bytes", 100))]
+        alert = {"exp_labels": {"uuid": "u", "group": "default", "user": "a"},
+                 "exp_annotations": {"summary": "Group default of a has 96% of its limit"}}
+        rules = os.path.join(scene.folder, "rules.json")
+        with open(rules, "w", encoding="utf-8") as file:
+            json.dump({"rule_files": [f"{source}/tools/prometheus/alerts.yml"], "evaluation_interval": "1m",
+                       "tests": [{"interval": "1m", "input_series": series, "alert_rule_test": [
+                           {"eval_time": "15m", "alertname": "GpureclaimNearGroupLimit", "exp_alerts": [alert]}]}]},
+                      file)
+        done = subprocess.run(["promtool", "test", "rules", rules], capture_output=True, text=True, check=False)
+        scene.check(done.returncode == 0, f"promtool: {done}")
 
 
 def documents(scene):

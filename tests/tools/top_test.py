@@ -282,6 +282,10 @@ def once(scene):
     """What it shows, as text, with the command of each; how often it looks; and colours where there are some."""
     process = scene.start()
     process.ask("alloc", 0, 100)
+    os.kill(process.pid, signal.SIGSTOP)
+    status, said, _ = scene.run("top", "--once")
+    scene.check(status == 0 and ": memory unknown\n" in said, f"once, nobody knows the GPU's memory: {said}")
+    os.kill(process.pid, signal.SIGCONT)
     status, said, _ = scene.run("top", "--once")
     scene.check(status == 0 and re.search(rf"100.000 MiB of 1.000 GiB.*\n *PID .*\n *{process.pid} .* python3? .*\.py",
                                           said), f"once: {said}")
