@@ -52,7 +52,7 @@ static int change_one(const char *command, struct gpu *gpu, struct gr_member *me
         bool limit = strcmp(command, "limit") == 0;
         struct gr_request request = {.orders = limit ? GR_ORDER_LIMIT : GR_ORDER_THRESHOLD};
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES];
-        uint64_t bytes, given, live;
+        uint64_t bytes, given, live, total;
         int rc;
 
         if (!size_argument(command, text, member->figures[GR_FIGURE_device_total], &bytes))
@@ -69,11 +69,14 @@ static int change_one(const char *command, struct gpu *gpu, struct gr_member *me
         }
         gr_region_read(&gpu->region, member->slot, member);
         live = member->figures[GR_FIGURE_live];
+        total = member->figures[GR_FIGURE_device_total];
         printf("%u %s: %s now %s; %s live, %s cached\n", member->identity.pid, member->name,
                limit ? "hard limit" : "release threshold", gr_size_format(bytes, a, sizeof(a)),
                gr_size_format(live, b, sizeof(b)), gr_size_format(member->figures[GR_FIGURE_cached], c, sizeof(c)));
         if (limit && bytes < live)
                 printf("  The program has more than that: it keeps it, and its next allocation fails.\n");
+        if (limit && bytes != GR_SIZE_NONE && total > 0 && bytes > total)
+                printf("  The GPU has %s: that limits nothing.\n", gr_size_format(total, a, sizeof(a)));
         return EXIT_SUCCESS;
 }
 

@@ -4,7 +4,7 @@
  * their parts:
  *
  *   all                                 main.c, arguments.c, paths.c
- *   run, record                         loadable.c
+ *   run, record                         loadable.c, probe.c
  *   status, top, metrics, wait, and
  *   limit, threshold, reclaim, sleep    gpus.c
  *   leaks, report                       origins.c, symbols.c

@@ -1,4 +1,4 @@
-/* What doctor.c and probe.c share. */
+/* What the driver says, for doctor.c and run.c (probe.c). */
 #ifndef GR_TOOL_DOCTOR_H
 #define GR_TOOL_DOCTOR_H
 
@@ -13,5 +13,11 @@ void doctor_say(const char *topic, const char *state, const char *format, ...) _
  */
 int probe_driver(void);
 int probe_library(const char *library, bool name_symbols);
+
+/*
+ * How many GPUs a program would see, by the driver in this folder or, if NULL, the system's; 0: not known. Asked in a
+ * process of its own, as the driver keeps threads and files.
+ */
+int count_gpus(const char *folder);
 
 #endif

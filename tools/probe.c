@@ -2,10 +2,13 @@
 #include <ctype.h>
 #include <cuda.h>
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/size.h"
 #include "command.h"
@@ -137,6 +140,30 @@ int probe_driver(void)
                 return EXIT_FAILURE;
         say_fences(&driver);
         return EXIT_SUCCESS;
+}
+
+int count_gpus(const char *folder)
+{
+        CUresult (*init)(unsigned flags), (*device_count)(int *ret);
+        int status, count = 0;
+        pid_t pid = fork();
+
+        if (pid == 0) {
+                char path[PATH_MAX + sizeof(DRIVER)];
+                void *handle, *found[2] = {NULL};
+
+                snprintf(path, sizeof(path), "%s%s%s", folder ? folder : "", folder ? "/" : "", DRIVER);
+                handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+                if (handle) {
+                        found[0] = dlsym(handle, "cuInit");
+                        found[1] = dlsym(handle, "cuDeviceGetCount");
+                }
+                memcpy(&init, &found[0], sizeof(init)); /* as in find_function */
+                memcpy(&device_count, &found[1], sizeof(device_count));
+                _exit(init && device_count && init(0) == CUDA_SUCCESS && device_count(&count) == CUDA_SUCCESS ? count
+                                                                                                              : 0);
+        }
+        return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
 }
 
 /* The names of one kind of symbol. */

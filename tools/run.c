@@ -10,6 +10,7 @@
 
 #include "base/options.h"
 #include "command.h"
+#include "doctor.h"
 #include "paths.h"
 #include "system/options_file.h"
 
@@ -97,6 +98,26 @@ static int check_limits(const char *command, struct gr_options *options)
         return STATUS_USAGE;
 }
 
+/* The same of a limit for a GPU that is not there; where nobody knows, the library warns. sim_dir: NULL: the driver. */
+static int check_gpus(const char *command, const struct gr_options *options, const char *sim_dir)
+{
+        static const enum gr_option_id limits[] = {GR_OPTION_HARD_LIMIT, GR_OPTION_GROUP_LIMIT};
+
+        for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+                const struct gr_size_list *list = gr_option_value(options, limits[i]);
+                int count = list->device_mask ? count_gpus(sim_dir) : 0;
+
+                for (int gpu = count; count > 0 && gpu < GR_SIZE_DEVICES_MAX; gpu++)
+                        if (list->device_mask >> gpu & 1) {
+                                complain("%s: %s: there is no GPU %d, as the program would see %d; not started, as a "
+                                         "limit would not hold",
+                                         command, gr_option_table[limits[i]].env, gpu, count);
+                                return STATUS_USAGE;
+                        }
+        }
+        return EXIT_SUCCESS;
+}
+
 /*
  * All processes of the program share one simulated device. Its file has no name, and lasts as long as this process,
  * which becomes the program. A high number, as shells let their scripts use the low ones.
@@ -140,12 +161,15 @@ int set_preload(const struct arguments *arguments)
                 prepend_environment("PYTHONPATH", python_dir); /* or, with a blank in it, Python has its caches alone */
         say_if_not_loadable(command, arguments->rest[0]);
         if (!flag_value(arguments, "sim"))
-                return status;
+                return check_gpus(command, &options, NULL);
         if (find_sim_dir(sim_dir, sizeof(sim_dir)) < 0) {
                 complain("%s: the simulated device is neither beside this program nor in %s/gpureclaim/sim", command,
                          GR_LIBDIR);
                 return STATUS_NO_LIBRARY;
         }
+        status = check_gpus(command, &options, sim_dir);
+        if (status != EXIT_SUCCESS)
+                return status;
         share_sim();
         return prepare_variable(command, "LD_LIBRARY_PATH", sim_dir);
 }

@@ -376,6 +376,7 @@ static void mode_command(void)
         says(command(0, "limit %u 64MiB", pid), "its next allocation fails");
         if (ask(&one, 'a', 1).result == 0)
                 fail("a limit below what is in use does not hold", 0);
+        says(command(0, "limit %u 2GiB", pid), "The GPU has 1.000 GiB: that limits nothing.");
         says(command(0, "limit %u none", pid), "hard limit now none");
         ask(&one, 'f', 0);
         pause_ms(300); /* after a failure frees go to the driver for a moment */

@@ -218,6 +218,17 @@ has "$err" "gpureclaim: run: GPURECLAIM_HARD_LIMIT=4.000 GiB (environment)"
 want 0 "$tool" run --verbose --log debug -- printenv GPURECLAIM_LOG
 is "$out" debug
 
+# A limit for a GPU that is not there; the driver is the stand-in, which has two.
+mistake 2 "GPURECLAIM_HARD_LIMIT: there is no GPU 7, as the program would see 2; not started" \
+        "$tool" run --sim --limit 4GiB,7=1GiB -- echo started
+mistake 2 "GPURECLAIM_GROUP_LIMIT: there is no GPU 2," \
+        env GPURECLAIM_GROUP_LIMIT=2=1GiB "$tool" record --sim echo started
+want 0 "$tool" run --sim --limit 1=1GiB -- echo started
+for driver in crash no-device; do
+        want 0 env FAKE_DRIVER=$driver "$tool" run --sim --limit 7=1GiB -- echo started # not known
+        is "$out" started
+done
+
 # A limit that cannot be read, in a variable or in the file: nothing is started.
 for command in run record; do
         for limit in HARD_LIMIT GROUP_LIMIT PINNED_LIMIT; do
