@@ -1,8 +1,10 @@
 /* gpureclaim report: what a trace of allocations (GPURECLAIM_TRACE) says about a program. */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/json.h"
 #include "base/size.h"
@@ -377,8 +379,21 @@ static void write_csv(const struct gr_trace *trace)
         }
 }
 
+/* From the first call on, standard output is the file; NULL and "-": it stays what it is. 0 or -errno. */
+static int begin_output(const char *path)
+{
+        static bool begun;
+        int fd;
+
+        if (!path || strcmp(path, "-") == 0 || begun)
+                return 0;
+        fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        begun = fd >= 0 && dup2(fd, STDOUT_FILENO) >= 0;
+        return begun ? 0 : -errno;
+}
+
 /* format: NULL for people. EXIT_SUCCESS or EXIT_FAILURE. */
-static int report_file(const char *path, const char *format)
+static int report_file(const char *path, const char *format, const char *output)
 {
         bool examined = !format || (strcmp(format, "csv") && strcmp(format, "perfetto"));
         struct report report = {0};
@@ -401,6 +416,8 @@ static int report_file(const char *path, const char *format)
                          GR_TRACE_VERSION);
         else if (rc)
                 complain("%s: %s", path, strerror(-rc));
+        else if ((rc = begin_output(output)))
+                complain("report: --output %s: %s", output, strerror(-rc));
         else if (!format)
                 print_report(path, &report);
         else if (!strcmp(format, "csv"))
@@ -426,11 +443,16 @@ static int report_file(const char *path, const char *format)
 int command_report(const struct arguments *arguments)
 {
         static const char *const formats[] = {"csv", "html", "json", "perfetto", "pytorch"};
-        const char *format = NULL;
+        const char *word = flag_value(arguments, "format"), *output = flag_value(arguments, "output"), *format = NULL;
+        const char *ending = output && !word ? strrchr(output, '.') : NULL;
+        bool understood = !word || strcmp(word, "summary") == 0;
         int status = EXIT_SUCCESS;
 
         for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
-                if (!flag_value(arguments, formats[i]))
+                bool named = word && strcmp(word, formats[i]) == 0;
+
+                understood |= named;
+                if (!named && !flag_value(arguments, formats[i]))
                         continue;
                 if (format) {
                         complain("report: --%s and --%s exclude each other", format, formats[i]);
@@ -438,13 +460,20 @@ int command_report(const struct arguments *arguments)
                 }
                 format = formats[i];
         }
+        if (!understood) {
+                complain("report: --format %s: not understood; see gpureclaim help report", word);
+                return STATUS_USAGE;
+        }
+        for (size_t i = 0; ending && !format && i < sizeof(formats) / sizeof(formats[0]); i++)
+                if (strcmp(ending + 1, formats[i]) == 0)
+                        format = formats[i];
         if (arguments->count < 1 || (format && arguments->count > 1)) {
                 complain("report%s%s takes one FILE%s; see gpureclaim help report", format ? " --" : "",
                          format ? format : "", format ? "" : " or more");
                 return STATUS_USAGE;
         }
         for (int i = 0; i < arguments->count; i++) {
-                bool told = report_file(arguments->rest[i], format) == EXIT_SUCCESS;
+                bool told = report_file(arguments->rest[i], format, output) == EXIT_SUCCESS;
 
                 if (!told)
                         status = EXIT_FAILURE;

@@ -511,6 +511,27 @@ printf 'GRORIGN\0' >"$tree/x.origins"
 mistake 1 "$tree/x.trace: a trace; to read it: gpureclaim report $tree/x.trace" "$tool" leaks "$tree/x.trace"
 mistake 1 "$tree/x.origins: a file of GPURECLAIM_BACKTRACE; to read it: gpureclaim leaks" \
         "$tool" report "$tree/x.origins"
+# The format by its flag, by its name or by the file's ending; a file that cannot be read leaves what was there.
+printf '%s\n' Thread,Time,Action,Pointer,Size 1,1,allocate,0x1000,7 >"$tree/one.trace"
+for format in csv html json perfetto; do
+        want 0 "$tool" report --$format "$tree/one.trace"
+        shown=$out
+        want 0 "$tool" report --format $format "$tree/one.trace"
+        is "$out" "$shown"
+        want 0 "$tool" report -o "$tree/page.$format" "$tree/one.trace"
+        is "$out$(<"$tree/page.$format")" "$shown"
+done
+"$tool" report --pytorch "$tree/one.trace" >"$tree/page.pickle"
+"$tool" report --format pytorch -o - "$tree/one.trace" | cmp - "$tree/page.pickle" || fail "--format pytorch"
+want 0 "$tool" report "$tree/one.trace"
+shown=$out
+want 0 "$tool" report --format summary -o "$tree/page.html" "$tree/one.trace"
+is "$(<"$tree/page.html")" "$shown"
+mistake 1 "$tree/none/x: " "$tool" report -o "$tree/page.html" "$tree/none/x"
+is "$(<"$tree/page.html")" "$shown"
+mistake 1 "report: --output $tree: Is a directory" "$tool" report -o "$tree" "$tree/one.trace"
+mistake 2 "report: --format pdf: not understood" "$tool" report --format pdf "$tree/one.trace"
+mistake 2 "report: --csv and --json exclude each other" "$tool" report --format csv --json "$tree/one.trace"
 # Several: a report of each. One that cannot be read keeps none from being told.
 for n in 1 2; do
         printf '%s\n' Thread,Time,Action,Pointer,Size,Stream "1,1,allocate,0x1000,$n,0" >"$tree/several.$n"
