@@ -67,6 +67,13 @@ int gpureclaim_unregister(uint64_t id);
  */
 int64_t gpureclaim_reclaim(int device, const char *rung, uint64_t want_bytes);
 
+/*
+ * Sets the hard limit of this process on device, as `gpureclaim limit` does; UINT64_MAX: none. It holds at once, and
+ * what the cache has above it goes back soon. What the program has above it, it keeps. -EINVAL: below 2 MiB; -ENODEV:
+ * there is no such device, or the driver is not initialised.
+ */
+int gpureclaim_set_limit(int device, uint64_t hard_limit_bytes);
+
 struct gpureclaim_status {
         size_t struct_bytes;   /* set by the caller; the library fills no more than that */
         uint64_t live_bytes;   /* allocated by the program, not freed yet */
@@ -99,6 +106,7 @@ const char *gpureclaim_version(void);
 typedef __typeof__(gpureclaim_register) gpureclaim_register_function;
 typedef __typeof__(gpureclaim_unregister) gpureclaim_unregister_function;
 typedef __typeof__(gpureclaim_reclaim) gpureclaim_reclaim_function;
+typedef __typeof__(gpureclaim_set_limit) gpureclaim_set_limit_function;
 typedef __typeof__(gpureclaim_status) gpureclaim_status_function;
 typedef __typeof__(gpureclaim_version) gpureclaim_version_function;
 

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "account/figures.h"
+#include "device/device.h"
 #include "device/overhead.h"
 #include "driver/operations.h"
 #include "driver/real.h"
@@ -205,6 +206,24 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *rung, uint64_t want
                         back += gr_rung_run_on(&gr_core, device, each, want_bytes - back);
         }
         return back < INT64_MAX ? (int64_t)back : INT64_MAX;
+}
+
+GR_EXPORT int gpureclaim_set_limit(int device, uint64_t hard_limit_bytes)
+{
+        struct gr_device *of;
+        GR_KEEP_ERRNO;
+
+        if (hard_limit_bytes < (uint64_t)gr_option_table[GR_OPTION_HARD_LIMIT].min)
+                return -EINVAL;
+        of = gr_shim_ready() ? gr_device_get(device) : NULL;
+        if (!of)
+                return -ENODEV;
+        gr_budget_set_limit(of, GR_LIMIT_HARD, hard_limit_bytes);
+        gr_trace_add(GR_ENTRY_LIMIT, device, 0, 0, hard_limit_bytes);
+        gr_log(GR_LOG_INFO, "device %d: hard limit changed by the program", device);
+        if (gr_core.wake)
+                gr_core.wake(&gr_core); /* this thread may be in the midst of a capture */
+        return 0;
 }
 
 #define PUBLIC                            +1

@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+import time
 
 import gpureclaim
 
@@ -60,6 +61,22 @@ def main():
         sys.exit("an unknown rung was taken")
     except OSError:
         pass
+    gpureclaim.set_limit(400 * MIB)
+    assert gpureclaim.status()["hard_limit_bytes"] == 400 * MIB
+    block = allocate(300 * MIB)
+    assert block and free(block) == 0 and gpureclaim.status()["cached_bytes"] == 300 * MIB
+    gpureclaim.set_limit(200 * MIB)  # a thread trims the cache
+    while gpureclaim.status()["cached_bytes"] > 200 * MIB:
+        time.sleep(0.01)
+    assert allocate(300 * MIB) is None
+    for limit, on in ((MIB, 0), (400 * MIB, 7), (400 * MIB, -1)):
+        try:
+            gpureclaim.set_limit(limit, on)
+            sys.exit(f"a limit of {limit} on device {on} was taken")
+        except OSError:
+            pass
+    gpureclaim.set_limit(None)
+    assert gpureclaim.status()["hard_limit_bytes"] is None
     remove()
     remove_broken()
     remove()  # twice does no harm

@@ -6,6 +6,7 @@ CUDA's ordinals.
     import gpureclaim
     gpureclaim.status()                     # {'live_bytes': ..., 'cached_bytes': ..., ...}
     gpureclaim.reclaim(rung="sync")         # bytes that the system got back
+    gpureclaim.set_limit(8 << 30)           # at most 8 GiB from now on
     gpureclaim.on_reclaim(my_cache.clear)   # called when an allocation finds no memory
     gpureclaim.torch()                      # the same for PyTorch's caches; also cupy() and jax()
 
@@ -20,7 +21,7 @@ import errno
 import os
 from typing import Any, Callable
 
-__all__ = ["available", "cupy", "jax", "on_reclaim", "reclaim", "status", "torch", "version"]
+__all__ = ["available", "cupy", "jax", "on_reclaim", "reclaim", "set_limit", "status", "torch", "version"]
 
 RUNGS = ("purge", "trim", "driver", "sync", "drop")  # what reclaim takes, weakest first
 
@@ -68,6 +69,7 @@ def _library() -> ctypes.CDLL | None:
         library.gpureclaim_unregister.argtypes = [ctypes.c_uint64]
         library.gpureclaim_reclaim.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64]
         library.gpureclaim_reclaim.restype = ctypes.c_int64
+        library.gpureclaim_set_limit.argtypes = [ctypes.c_int, ctypes.c_uint64]
         library.gpureclaim_status.argtypes = [ctypes.c_int, ctypes.POINTER(_Status)]
         library.gpureclaim_version.restype = ctypes.c_char_p
     except AttributeError:
@@ -112,6 +114,12 @@ def status(device: int = 0) -> dict[str, int | None]:
 def reclaim(device: int = 0, rung: str = "sync", want_bytes: int = 0) -> int:
     """Gets memory back for others, by means up to rung, until it is want_bytes (0: all). Returns the bytes."""
     return _check(_need().gpureclaim_reclaim(device, rung.encode(), want_bytes), f"reclaim {rung} on device {device}")
+
+
+def set_limit(limit_bytes: int | None, device: int = 0) -> None:
+    """Sets the hard limit of this process on a device; None: no limit. The driver has to be initialised."""
+    value = 2**64 - 1 if limit_bytes is None else limit_bytes
+    _check(_need().gpureclaim_set_limit(device, value), f"a limit of {limit_bytes} bytes on device {device}")
 
 
 def _hook(function: Callable[[int, int], Any] | None) -> Any:
