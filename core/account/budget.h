@@ -36,6 +36,8 @@ struct gr_group {
         uint64_t (*room)(void *arg);               /* what reserve would grant now; GR_UNLIMITED: anything */
         uint64_t (*excess)(void *arg);             /* by how much the account is beyond the limit, after adjust */
         void *arg;
+        /* Names the others that have most: "train 4711 has 2.000 GiB, ..."; "": none. No lock is held. May be NULL. */
+        void (*others)(void *arg, char *ret_text, size_t text_bytes);
 };
 
 /*

@@ -25,6 +25,20 @@ static const char *const kind_words[] = {
 #undef KIND_WORDS
 };
 
+/* What each rung tries. */
+static const char *const rung_tries[GR_RUNG_FAIL] = {
+        [GR_RUNG_READY] = "a larger cached block",
+        [GR_RUNG_FENCE] = "freed memory that the GPU has done with",
+        [GR_RUNG_PURGE] = "what the program's functions do not need",
+        [GR_RUNG_TRIM] = "the cache",
+        [GR_RUNG_DRIVER] = "the driver's pools",
+        [GR_RUNG_SYNC] = "a wait for the GPU",
+        [GR_RUNG_DROP] = "what the program's functions can build again",
+        [GR_RUNG_NEIGHBOUR] = "other processes",
+        [GR_RUNG_WAIT] = "waiting for others",
+        [GR_RUNG_SPILL] = "host memory",
+};
+
 gr_oom_find_origins *_Atomic gr_oom_origins;
 gr_oom_find_origins *_Atomic gr_oom_freed;
 
@@ -106,11 +120,14 @@ static bool add_origins(struct line *line, gr_oom_find_origins *find, int device
 
 static void add_tried(struct line *line, const struct gr_oom_report *report)
 {
-        const char *before = "; came back: ";
+        const char *before = " ";
 
         for (int rung = 0; rung < GR_RUNG_FAIL; rung++)
-                if (report->tries[rung] > 0)
-                        add_text(line, " %s", gr_rung_words[rung]);
+                if (report->tries[rung] > 0) {
+                        add_text(line, "%s%s (%s)", before, rung_tries[rung], gr_rung_words[rung]);
+                        before = ", ";
+                }
+        before = "; came back: ";
         for (int rung = 0; rung < GR_RUNG_FAIL; rung++) {
                 if (report->given_bytes[rung] == 0)
                         continue;
@@ -171,6 +188,18 @@ static void log_process(enum gr_log_level level, struct gr_context *context)
                 gr_log(level, "  allocated by: %s", origins.text);
 }
 
+/* Adds which other processes have most. */
+static void add_others(struct line *line, const struct gr_device *device)
+{
+        const struct gr_group *group = atomic_load(&device->group);
+        char text[256] = "";
+
+        if (group && group->others)
+                group->others(group->arg, text, sizeof(text));
+        if (text[0])
+                add_text(line, " (%s)", text);
+}
+
 static void add_room_on_device(struct line *line, const struct gr_oom_report *report,
                                const struct device_memory *memory)
 {
@@ -215,6 +244,7 @@ static void add_help_group(struct line *line, const struct gr_oom_report *report
         add_size(line, "a group limit of ", group->limit_bytes + lack, " (GPURECLAIM_GROUP_LIMIT)");
         if (all - own >= lack) {
                 add_size(line, "; or other processes of the group free ", lack, "");
+                add_others(line, report->context->device);
                 if (report->tries[GR_RUNG_WAIT] == 0)
                         add_text(line, " (GPURECLAIM_WAIT=30s waits for that)");
         }
@@ -241,6 +271,7 @@ static void add_help_device(struct line *line, const struct gr_oom_report *repor
                 add_size(line, "", lack, " more free on the device, of which this process has ");
                 add_size(line, "", own, "");
                 add_size(line, ", others and the driver ", used - gr_min(own, used), "");
+                add_others(line, report->context->device);
         }
         add_host(line, report);
 }

@@ -16,6 +16,7 @@
 
 #include "base/log.h"
 #include "base/no_cancel.h"
+#include "base/size.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "driver/sleep.h"
@@ -30,6 +31,7 @@
 #define GIVE_PAUSE_NS UINT64_C(500000)
 #define STOP_NS       200000000            /* the longest that the exit waits for the threads */
 #define RETRY_NS      UINT64_C(1000000000) /* pause after a region could not be opened, or a thread be made */
+#define OTHERS_NAMED  3                    /* in the explanation of a failed allocation */
 #define JOIN_TRIES    4                    /* the file may be removed between opening and joining */
 
 struct member {
@@ -129,6 +131,33 @@ static uint64_t group_excess(void *arg)
                 return 0;
         sum = group_sum(member);
         return sum > member->group_limit ? sum - member->group_limit : 0;
+}
+
+static void group_others(void *arg, char *ret_text, size_t text_bytes)
+{
+        struct member *member = arg;
+        struct gr_region *region = atomic_load(&member->region);
+        struct gr_member top[OTHERS_NAMED] = {0}, other;
+        char size[GR_SIZE_TEXT_BYTES], pid[16];
+        size_t used = 0;
+
+        ret_text[0] = '\0';
+        for (unsigned slot = 0; region && slot < GR_REGION_SLOTS; slot++) {
+                if ((int)slot == atomic_load(&region->slot) || gr_region_read(region, slot, &other) != 0)
+                        continue;
+                for (int i = 0; i < OTHERS_NAMED; i++)
+                        if (other.reserved_bytes > top[i].reserved_bytes) {
+                                struct gr_member less = top[i];
+
+                                top[i] = other;
+                                other = less;
+                        }
+        }
+        for (int i = 0; i < OTHERS_NAMED && top[i].reserved_bytes > 0 && used < text_bytes; i++) {
+                snprintf(pid, sizeof(pid), "%u", top[i].identity.pid);
+                used += (size_t)snprintf(ret_text + used, text_bytes - used, "%s%s %s has %s", i > 0 ? ", " : "",
+                                         top[i].name, pid, gr_size_format(top[i].reserved_bytes, size, sizeof(size)));
+        }
 }
 
 static int region_dir(bool create, char dir[GR_REGION_PATH_BYTES])
@@ -508,8 +537,8 @@ void gr_neighbour_begin(struct gr_device *device)
                 return;
         gr_lock_init(&member->account_lock, GR_RANK_REGION);
         member->device = device;
-        member->group =
-                (struct gr_group){member->group_limit, group_reserve, group_adjust, group_room, group_excess, member};
+        member->group = (struct gr_group){member->group_limit, group_reserve, group_adjust, group_room,
+                                          group_excess,        member,        group_others};
         atomic_store(&device->group, &member->group);
 }
 

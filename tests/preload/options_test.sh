@@ -163,10 +163,10 @@ for setting in "REGION_DIR=$folder/region" REGION_DIR=/proc/none NEIGHBOUR=0; do
                 fail "over the group's limit: not told why it is alone"
         case $setting in
         NEIGHBOUR=0)
-                ! grep -q 'tried for .* neighbour' "$folder/err" || fail "over the group's limit: $setting, and asked"
+                ! grep -q 'tried for .*(neighbour)' "$folder/err" || fail "over the group's limit: $setting, and asked"
                 ;;
         *)
-                grep -q 'tried for .* neighbour; nothing came back' "$folder/err" ||
+                grep -q 'tried for .* other processes (neighbour); nothing came back' "$folder/err" ||
                         fail "over the group's limit: nobody gives anything"
                 ;;
         esac

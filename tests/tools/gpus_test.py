@@ -53,6 +53,22 @@ def orders(scene):
     scene.check(status(scene) == [], "nobody is left")
 
 
+def who_has_it(scene):
+    """The explanation of an allocation that failed on a full GPU names the three others that have most."""
+    others = {size: scene.start() for size in (50, 300, 100, 200)}
+    for size, process in others.items():
+        scene.check(process.ask("alloc", 0, size) == 0, "another process cannot work")
+    said = os.path.join(scene.folder, "said")
+    last = scene.start(before=("sh", "-c", f'exec "$@" 2>{said}', "sh"), GPURECLAIM_LOG="info")
+    scene.check(last.ask("alloc", 0, 600) == 2, "more than the GPU has left")
+    names = ", ".join(rf"\S+ {others[size].pid} has {size}\.000 MiB" for size in (300, 200, 100))
+    with open(said, encoding="utf-8") as file:
+        text = file.read()
+    scene.check(re.search(rf"others and the driver \S+ MiB \({names}\); ", text), f"who has the memory: {text}")
+    for process in (last, *others.values()):
+        process.end()
+
+
 def nvml_env(scene, text):
     path = os.path.join(scene.folder, "nvml")
     with open(path + ".new", "w", encoding="ascii") as file:
@@ -415,8 +431,8 @@ def all_users(scene):
 
 
 failed = 0
-for test, devices in ((orders, 2), (what_is_not_ours, 1), (groups, 1), (which_gpu, 1), (containers, 1), (waiting, 1),
-                      (one_run, 1), (watch, 1), (files, 1), (all_users, 1)):
+for test, devices in ((orders, 2), (who_has_it, 1), (what_is_not_ours, 1), (groups, 1), (which_gpu, 1),
+                      (containers, 1), (waiting, 1), (one_run, 1), (watch, 1), (files, 1), (all_users, 1)):
     with Scene(command, sim, shim, devices) as scene:
         os.mkdir(os.path.join(scene.folder, "lib"))
         shutil.copy(fake, os.path.join(scene.folder, "lib", "libnvidia-ml.so.1"))

@@ -100,5 +100,15 @@ const struct gr_group full_group = {
         .limit_bytes = MIB, .reserve = refuse, .adjust = adjust, .room = none, .excess = none};
 const struct gr_group passed_group = {
         .limit_bytes = MIB, .reserve = refuse, .adjust = adjust, .room = none, .excess = five};
-const struct gr_group roomy_group = {
-        .limit_bytes = 60 * MIB, .reserve = refuse, .adjust = adjust, .room = twenty, .excess = none};
+static void name_one(void *arg, char *ret_text, size_t text_bytes)
+{
+        (void)arg;
+        snprintf(ret_text, text_bytes, "train 4711 has 10.000 MiB");
+}
+
+const struct gr_group roomy_group = {.limit_bytes = 60 * MIB,
+                                     .reserve = refuse,
+                                     .adjust = adjust,
+                                     .room = twenty,
+                                     .excess = none,
+                                     .others = name_one};

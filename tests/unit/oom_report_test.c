@@ -34,7 +34,9 @@ static void test_report(void)
         GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
         GR_CHECK_EQ(reports, 1);
         GR_CHECK(strstr(all_lines, "an allocation of 65.000 MiB failed: the device has ") != NULL);
-        GR_CHECK(strstr(all_lines, "ready fence purge trim") != NULL);
+        GR_CHECK(strstr(all_lines,
+                        " a larger cached block (ready), freed memory that the GPU has done with (fence), what "
+                        "the program's functions do not need (purge), the cache (trim)") != NULL);
         GR_CHECK(strstr(all_lines, "; came back: 12.000 MiB by trim\n") != NULL);
         GR_CHECK(strstr(all_lines, "neighbour") == NULL); /* that was not tried */
         GR_CHECK(strstr(all_lines, "largest: nothing") != NULL);
@@ -159,10 +161,11 @@ static void test_advice(void)
                 {0, 0, 0, GR_UNLIMITED, &passed_group, "a group limit of 36.000 MiB (GPURECLAIM_GROUP_LIMIT)\n", 0, 0},
                 {0, 30 * MIB, 0, GR_UNLIMITED, &roomy_group,
                  "a group limit of 70.000 MiB (GPURECLAIM_GROUP_LIMIT); or other processes of the group free 10.000 "
-                 "MiB "
+                 "MiB (train 4711 has 10.000 MiB) "
                  "(GPURECLAIM_WAIT=30s waits for that)\n",
                  0, 0},
-                {0, 30 * MIB, 0, GR_UNLIMITED, &roomy_group, "of the group free 10.000 MiB\n", WAITED, 0},
+                {0, 30 * MIB, 0, GR_UNLIMITED, &roomy_group,
+                 "of the group free 10.000 MiB (train 4711 has 10.000 MiB)\n", WAITED, 0},
                 {0, 32 * MIB, 0, GR_UNLIMITED, &roomy_group, "a group limit of 70.000 MiB (GPURECLAIM_GROUP_LIMIT)\n",
                  0, 0},
                 {50 * MIB, 0, 0, GR_UNLIMITED, &full_group, "LIMIT), and 16.000 MiB more free on the device\n", 0, 0},
@@ -218,6 +221,7 @@ static void test_report_of_process(void)
         static const uint64_t given[GR_RUNG_COUNT] = {[GR_RUNG_READY] = 2 * MIB, [GR_RUNG_TRIM] = 3 * MIB};
         static const unsigned tries[GR_RUNG_COUNT] = {
                 [GR_RUNG_READY] = 1, [GR_RUNG_FENCE] = 2, [GR_RUNG_TRIM] = 1, [GR_RUNG_FAIL] = 1};
+        unsigned all_rungs[GR_RUNG_COUNT] = {0};
         static const size_t sizes[] = {2 * MIB, 2 * MIB, 2 * MIB, 4 * MIB, 4 * MIB, 20 * MIB, 512};
         struct gr_oom_report report = {
                 .context = NULL, .bytes = 30 * MIB, .need_bytes = 30 * MIB, .given_bytes = given, .tries = tries};
@@ -244,7 +248,10 @@ static void test_report_of_process(void)
                    "arrays\n",
                    true);
         check_line(1, " in use, 1.000 MiB kept for CUDA graphs, 0 B in the cache\n", true);
-        check_line(1, "tried for 5.000 ms: ready fence trim; came back: 2.000 MiB by ready, 3.000 MiB by trim\n", true);
+        check_line(1,
+                   "tried for 5.000 ms: a larger cached block (ready), freed memory that the GPU has done with "
+                   "(fence), the cache (trim); came back: 2.000 MiB by ready, 3.000 MiB by trim\n",
+                   true);
         check_line(1, "GPURECLAIM_GRAPH_ARENA", false);
         atomic_store(&device->graph_bytes, 32 * MIB);
         core.config.pool = GR_POOL_AUTO;
@@ -258,7 +265,14 @@ static void test_report_of_process(void)
         atomic_store(&device->graph_bytes, 0);
         report.given_bytes = (const uint64_t[GR_RUNG_COUNT]){0};
         report_to_lines(&report);
-        check_line(2, "ready fence trim; nothing came back\n", true);
+        check_line(2, "(ready), freed memory that the GPU has done with (fence), the cache (trim); nothing came back\n",
+                   true);
+        report.tries = all_rungs;
+        for (int rung = 0; rung < GR_RUNG_FAIL; rung++)
+                all_rungs[rung] = 1;
+        report_to_lines(&report);
+        check_line(3, "(null)", false);
+        check_line(3, "host memory (spill); nothing came back\n", true);
         gr_budget_uncharge(device, GR_MEMORY_STREAM_ORDERED, 3 * MIB);
         gr_budget_uncharge(device, GR_MEMORY_ARRAY, MIB);
         for (int i = 0; i < 7; i++)
