@@ -59,7 +59,7 @@ FIGURES = [
      "`cudaMalloc` and `cudaFree` of 1 MiB"),
     ("the same, shared runtime", "pair_shared", "pair 1 MiB", None, None),
     ("the same, 3 MiB, static runtime", "pair_static", "pair 3 MiB", None, None),
-    ("the same, 1 GiB", "pair_static", "pair 1 GiB", None, None),
+    ("the same, 1 GiB", "pair_static", "pair 1 GiB", None, "the same, 1 GiB"),
     ("256 live blocks of 4 KiB to 1 MiB", "pair_static", "256 live, 4 KiB to 1 MiB", None, None),
     ("malloc, empty kernel, free (the kernel alone: {})", "pair_static", "malloc + kernel + free",
      ("kernel alone", DEFAULT_POOL), None),
