@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/options.h"
 #include "command.h"
+#include "gpus.h"
 #include "system/options_file.h"
 
 static void print_line(const char *text, void *arg)
@@ -172,7 +173,11 @@ int command_options(const struct arguments *arguments)
         gr_options_read(&options, complain_of_option, NULL);
         if (flag_value(arguments, "json"))
                 print_json(&options);
-        else
+        else {
+                gpus_folder(options.region_dir.text,
+                            &(bool){0}); /* unless set, where it is by default, if it is there */
                 gr_options_dump(&options, print_line, NULL);
+                printf("What each means, and its flag: gpureclaim help run\n");
+        }
         return EXIT_SUCCESS;
 }

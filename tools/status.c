@@ -136,6 +136,7 @@ static void print_text(const struct gpu *gpus, size_t count, size_t other)
 {
         char folder[GR_REGION_PATH_BYTES], user[72];
         bool by_default;
+        int rc;
 
         for (size_t i = 0; i < count; i++) {
                 if (i == 0 || !same_gpu(&gpus[i - 1], &gpus[i]))
@@ -148,6 +149,11 @@ static void print_text(const struct gpu *gpus, size_t count, size_t other)
         }
         if (count == 0)
                 printf("No process of yours runs under gpureclaim on a GPU here.\n");
+        if (count == 0 && gpus_folder(folder, &by_default) == 0 && !by_default && access(folder, X_OK) != 0) {
+                rc = errno;
+                gr_log_clean(folder, strlen(folder));
+                printf("GPURECLAIM_REGION_DIR=%s: %s\n", folder, strerror(rc));
+        }
         if (other > 0 && gpus_folder(folder, &by_default) == 0) {
                 gr_log_clean(folder, strlen(folder));
                 printf("Files in %s of another user or version of gpureclaim, or of something else: %zu\n", folder,

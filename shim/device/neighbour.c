@@ -501,9 +501,16 @@ void gr_neighbour_retry(void)
 /* A group's limit still holds for a process that works alone: it must not have more than all may have together. */
 static void say_alone(struct member *member, const char *why)
 {
+        bool named = gr_options.region_dir.text[0] && gr_options.neighbour;
+        char folder[256];
+
+        if (named) {
+                snprintf(folder, sizeof(folder), "GPURECLAIM_REGION_DIR=%.180s: %s", gr_options.region_dir.text, why);
+                why = folder;
+        }
         if (member->group_limit == GR_UNLIMITED)
-                gr_log(gr_options.region_dir.text[0] && gr_options.neighbour ? GR_LOG_WARN : GR_LOG_INFO,
-                       "device %d: other processes cannot be seen (%s)", member->device->ordinal, why);
+                gr_log(named ? GR_LOG_WARN : GR_LOG_INFO, "device %d: other processes cannot be seen (%s)",
+                       member->device->ordinal, why);
         else
                 gr_log(GR_LOG_WARN,
                        "device %d: other processes cannot be seen (%s); the group's limit holds for this one alone",

@@ -78,7 +78,7 @@ done
 warns HARD_LIMTI=4GiB "did you mean GPURECLAIM_HARD_LIMIT?"
 warns NOTHING_LIKE_IT=1 ignored
 run GPURECLAIM_REGION_DIR=/proc/none
-grep -q 'warn: device 0: other processes cannot be seen (No such file or directory)' "$folder/err" ||
+grep -q 'warn: device 0: other processes cannot be seen (GPURECLAIM_REGION_DIR=/proc/none: No ' "$folder/err" ||
         fail "a folder that is not there"
 
 # A limit for a device that is not there limits nothing.
@@ -159,7 +159,8 @@ for setting in "REGION_DIR=$folder/region" REGION_DIR=/proc/none NEIGHBOUR=0; do
         [ $status -eq 99 ] && grep -q ': cuMemAlloc(.*) returned 2$' "$folder/err" ||
                 fail "over the group's limit: exit status $status"
         grep -q 'the group limit is 4.000 MiB' "$folder/err" || fail "over the group's limit: no report"
-        [ "$setting" != REGION_DIR=/proc/none ] || grep -q 'cannot be seen (No such file or directory)' "$folder/err" ||
+        [ "$setting" != REGION_DIR=/proc/none ] ||
+                grep -q 'seen (GPURECLAIM_REGION_DIR=/proc/none: No such file or directory); the' "$folder/err" ||
                 fail "over the group's limit: not told why it is alone"
         case $setting in
         NEIGHBOUR=0)

@@ -153,6 +153,11 @@ mistake 1 "limit: process 4194303 does not run under gpureclaim" "$tool" limit -
 mistake 1 "reclaim: process 4194303 does not run under gpureclaim" "$tool" reclaim 4194303 --rung=sync
 want 0 "$tool" status
 is "$out" "No process of yours runs under gpureclaim on a GPU here."
+want 0 env GPURECLAIM_REGION_DIR="$tree/gone" "$tool" status
+has "$out" "No process of yours runs under gpureclaim on a GPU here."
+has "$out" "GPURECLAIM_REGION_DIR=$tree/gone: No such file"
+want 0 "$tool" options
+has "$out" "What each means, and its flag: gpureclaim help run"
 want 0 "$tool" status --json
 is "$(tr -d ' \n' <<<"$out")" '{"schema":1,"other_files":0,"gpus":[]}'
 : >"$tree/no-folder"
@@ -162,6 +167,10 @@ for call in status metrics "limit 1 4GiB" "reclaim --all"; do
         mistake 1 "${call%% *}: the shared memory in $tree/no-folder cannot be read: Not a directory" "$tool" $call
 done
 unset GPURECLAIM_REGION_DIR
+if [ -d "/dev/shm/gpureclaim-$(id -u)" ]; then
+        want 0 "$tool" options
+        has "$out" "GPURECLAIM_REGION_DIR          /dev/shm/gpureclaim-$(id -u)"
+fi
 mistake 2 "did you mean --json?" "$tool" options --jsn
 mistake 2 "takes flags only" "$tool" options json
 mistake 2 "exclude each other" "$tool" options --json --markdown
@@ -287,7 +296,7 @@ cd "$OLDPWD" || exit 1
 want 0 "$tool" options
 is "$err" ""
 is "$(grep -c '(file)' <<<"$out")" "$(grep -c '^GPU.*=.' "$config")"
-is "$(grep -c ^GPU "$config")" "$(($(wc -l <<<"$out") - 1))"
+is "$(grep -c ^GPU "$config")" "$(($(wc -l <<<"$out") - 2))"
 # With more rights than the caller: neither the environment nor the file.
 setuid() {
         cp "$1" "$2" && chown 65534 "$2" && chmod 4755 "$2"
@@ -396,7 +405,7 @@ fi
 want 0 "$tool" options --markdown
 # shellcheck disable=SC2016
 has "$out" '| `GPURECLAIM_REUSE` | `--reuse` | auto\\|barrier\\|poll\\|sync | auto |'
-is "$(printf '%s\n' "$out" | wc -l)" "$(($("$tool" options | wc -l) + 2))"
+is "$(printf '%s\n' "$out" | wc -l)" "$(($("$tool" options | wc -l) + 1))"
 if [ -w /dev/full ]; then
         "$tool" help >/dev/full 2>"$tree/err" && is "status 0 on a full disk" "1"
         has "$(cat "$tree/err")" "cannot write"
