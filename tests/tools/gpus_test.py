@@ -345,7 +345,7 @@ def all_users(scene):
     if os.geteuid() != 0 or subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
         print("not root, or no setpriv: other users' processes were not looked at", flush=True)
         return
-    default = {"GPURECLAIM_REGION_DIR": "", "GPURECLAIM_GROUP": f"gr-test-{os.getpid()}"}
+    default = {"GPURECLAIM_REGION_DIR": "", "GPURECLAIM_GROUP": f"gr-test-{os.getpid()}", "GPURECLAIM_DECAY": "0"}
     os.chmod(scene.folder, 0o711)
     one = scene.start(**default)
     one.ask("alloc", 0, 100)
