@@ -465,12 +465,13 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, struct gr_b
                 return 0;
         }
         block = gr_arena_claim(core, ptr);
-        home = block || mode->idle ? NULL : gr_arena_free_at_home(core, ptr, &should_close);
-        if (home) {
+        rc = block ? 0 : gr_ledger_claim(core->ledger, ptr, &block, &home);
+        if (rc == -EBUSY && !mode->idle && gr_arena_free_at_home(core, home, ptr, &should_close)) {
                 complete_elsewhere(home, should_close);
                 return 0;
         }
-        rc = block ? 0 : gr_block_claim(core, ptr, &block);
+        if (rc == -EBUSY)
+                rc = gr_block_claim(core, ptr, &block);
         if (rc == -ENOENT && gr_segments_find(core, ptr, &(struct gr_segments_place){0}) == 0)
                 return -EALREADY; /* inside a segment, which the driver must not be asked to free */
         if (rc)

@@ -384,15 +384,11 @@ GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr,
 
 /* The slow path. */
 
-GR_HOT_CODE struct gr_arena *gr_arena_free_at_home(struct gr_core *core, uint64_t ptr, bool *ret_should_close)
+GR_HOT_CODE bool gr_arena_free_at_home(struct gr_core *core, struct gr_arena *home, uint64_t ptr,
+                                       bool *ret_should_close)
 {
-        struct gr_arena *home = gr_ledger_home(core->ledger, ptr);
-
-        if (!home)
-                return NULL;
-        if (core->config.reuse != GR_REUSE_SYNC && take_back(home, ptr, 0, ret_should_close))
-                return home;
-        return take_back_range(core, home, ptr, ret_should_close) ? home : NULL;
+        return (core->config.reuse != GR_REUSE_SYNC && take_back(home, ptr, 0, ret_should_close)) ||
+               take_back_range(core, home, ptr, ret_should_close);
 }
 
 GR_HOT_CODE struct gr_block *gr_arena_claim(struct gr_core *core, uint64_t ptr)

@@ -170,11 +170,11 @@ struct gr_block *gr_arena_empty_fastbins(struct gr_arena *arena);
 struct gr_block *gr_arena_evict_fastbins(struct gr_arena *arena, uint64_t keep_bytes);
 
 /*
- * As gr_arena_free, for a block that the arena of another thread remembers: it goes back there, where the next request
- * of the thread that allocates finds it, and not into an arena from which nothing is asked. Returns that arena; NULL:
- * there is none, and nothing has changed.
+ * As gr_arena_free, for a block whose home is mostly the arena of another thread: it goes back there, where the next
+ * request of the thread that allocates finds it, and not into an arena from which nothing is asked. False: nothing has
+ * changed.
  */
-struct gr_arena *gr_arena_free_at_home(struct gr_core *core, uint64_t ptr, bool *ret_should_close);
+bool gr_arena_free_at_home(struct gr_core *core, struct gr_arena *home, uint64_t ptr, bool *ret_should_close);
 
 /*
  * The fast path of a free, for the context in which the calling thread last allocated: takes back a block that the

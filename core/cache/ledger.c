@@ -147,19 +147,6 @@ static struct gr_arena *home_of(const struct gr_block *block)
         return home > 0 ? atomic_load(&block->context->arenas[home - 1]) : NULL;
 }
 
-GR_HOT_CODE struct gr_arena *gr_ledger_home(struct gr_ledger *ledger, uint64_t ptr)
-{
-        struct gr_ledger_shard *shard = shard_of(ledger, ptr);
-        struct gr_block *block;
-        struct gr_arena *home;
-
-        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        block = find_in_shard(shard, ptr);
-        home = block ? home_of(block) : NULL;
-        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
-        return home;
-}
-
 GR_HOT_CODE int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block,
                                 struct gr_arena **ret_home)
 {

@@ -74,16 +74,13 @@ int gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr, struct gr_context *
  */
 bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block);
 
-/* The home of the block at ptr; NULL: it has none, or there is no block. May change at once. */
-struct gr_arena *gr_ledger_home(struct gr_ledger *ledger, uint64_t ptr);
-
 /* Takes block out and makes it GONE; its owner stays the same. Returns its state before; GONE: it was out already. */
 enum gr_block_state gr_ledger_make_gone(struct gr_ledger *ledger, struct gr_block *block);
 
 /*
  * The program frees ptr: *ret_block turns from LIVE to CACHED, and the caller owns it. A full memory barrier on x86-64.
  * -ENOENT: no block has this address; -EALREADY: one has, but it is not LIVE (freed twice); -EBUSY: *ret_home is its
- * home, and has to forget it first (gr_arena_forget). gr_block_claim does this.
+ * home, which may change at once, and has to forget it first (gr_arena_forget). gr_block_claim does this.
  */
 int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block, struct gr_arena **ret_home);
 
