@@ -11,7 +11,7 @@
 #include "base/lock.h"
 
 #define CHUNK_BYTES ((size_t)2 << 20)   /* a huge page */
-#define PIECE_MOST  ((size_t)128 << 10) /* larger ones, such as big tables, are the C library's, and are freed */
+#define PIECE_MOST  ((size_t)512 << 10) /* larger ones, such as big tables, are the C library's, and are freed */
 
 /* The link in a freed piece; also in the first cache line of each chunk. */
 struct piece {

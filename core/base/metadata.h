@@ -21,7 +21,7 @@
 
 /*
  * Allocates zeroed bytes that begin at a cache line and share none with other structures; NULL: out of memory. Freed
- * pieces serve later requests of the same size, and stay with the process until it ends, except those above 128 KiB.
+ * pieces serve later requests of the same size, and stay with the process until it ends, except those above 512 KiB.
  * gr_metadata_free: bytes as they were asked for; ptr may be NULL. Locks: rank GR_RANK_METADATA.
  */
 void *gr_metadata_alloc(size_t bytes);

@@ -156,6 +156,8 @@ GR_HOT_CODE int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct g
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         block = find_in_shard(shard, ptr);
+        if (block)
+                __builtin_prefetch(&block->hold); /* which the caller reads next, while the state is on its way */
         if (!block) {
                 rc = -ENOENT;
         } else if ((*ret_home = home_of(block))) {

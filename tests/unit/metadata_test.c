@@ -19,7 +19,7 @@
 #define THREADS 4
 
 /* More than a chunk of them, and some that are larger than what chunks are for. */
-static const size_t sizes[] = {1, 64, 128, 128, 200, 4096, 40000, (128 << 10), (128 << 10) + 1, 300000};
+static const size_t sizes[] = {1, 64, 128, 128, 200, 4096, 40000, (512 << 10), (512 << 10) + 1, 300000};
 
 struct piece {
         unsigned char *bytes;
