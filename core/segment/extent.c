@@ -19,32 +19,32 @@
 GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign)
 {
         struct gr_segment *segment = range->segment;
-        uint64_t at = range->block.ptr, end = gr_range_end(range), stranded = 0, surplus = 0, next;
-        struct gr_page *extent = gr_extent_at(segment, at);
+        uint64_t left = range->block.capacity_bytes, surplus = 0, unused = sign > 0 ? -left : left, part;
+        struct gr_page *extent = gr_extent_at(segment, range->block.ptr);
+        uint64_t room = gr_extent_ptr(segment, extent) + gr_extent_bytes(extent) - range->block.ptr;
 
         gr_assert_locked(&context->segments->lock);
         /* Memory is mapped behind all of a used range, so its extents are adjacent. */
-        for (next = gr_extent_ptr(segment, extent); at < end; at = next, extent += extent->pages) {
-                uint64_t bytes = gr_extent_bytes(extent), part;
-
+        for (;; extent += extent->pages, room = gr_extent_bytes(extent)) {
+                part = gr_min(left, room);
                 assert(extent->pages > 0 && extent->back == 0);
-                next += bytes;
-                part = gr_min(end, next) - at;
                 assert(sign > 0 || extent->used_bytes >= part);
-                stranded -= gr_extent_stranded(extent);
                 if (sign > 0) {
-                        surplus -= extent->used_bytes == 0 ? bytes : 0;
+                        surplus -= extent->used_bytes == 0 ? gr_extent_bytes(extent) : 0;
                         extent->used_bytes += part;
                 } else {
                         extent->used_bytes -= part;
                         extent->freed_epoch = gr_max(extent->freed_epoch, range->block.freed_epoch);
-                        surplus += extent->used_bytes == 0 ? bytes : 0;
+                        surplus += extent->used_bytes == 0 ? gr_extent_bytes(extent) : 0;
                 }
-                assert(extent->used_bytes <= bytes);
-                stranded += gr_extent_stranded(extent);
+                assert(extent->used_bytes <= gr_extent_bytes(extent));
+                left -= part;
+                if (left == 0)
+                        break;
         }
-        if (stranded != 0)
-                gr_budget_add(&context->device->stranded_bytes, stranded);
+        /* What is not used of an extent is surplus if that is all of it, else stranded. */
+        if (unused != surplus)
+                gr_budget_add(&context->device->stranded_bytes, unused - surplus);
         if (surplus != 0)
                 gr_segments_surplus(context->segments, (int64_t)surplus);
 }
