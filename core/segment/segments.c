@@ -223,8 +223,8 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         /* Without host memory for a second range the block keeps the rest. */
         rest = block->capacity_bytes > bytes ? gr_range_cut(range, bytes) : NULL;
         gr_range_become(range, GR_RANGE_USED);
-        if (rest)
-                gr_range_free(segments, rest);
+        if (rest) /* nothing beside the rest of a free range is free */
+                (rest->state == GR_RANGE_FREE ? gr_range_enter : gr_range_free)(segments, rest);
         gr_segments_use(context, range, 1);
         if (range->segment->graph) {
                 segments->graph_used_bytes += block->capacity_bytes;
