@@ -460,7 +460,8 @@ uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes)
         struct gr_block *block;
         uint64_t epoch;
 
-        if (gr_fastbins_bytes(&arena->fastbins) == 0 || !gr_fastbins_may_have(&arena->fastbins, bytes))
+        if (gr_fence_is_in_order(arena->context->fence) || gr_fastbins_bytes(&arena->fastbins) == 0 ||
+            !gr_fastbins_may_have(&arena->fastbins, bytes))
                 return 0;
         gr_arena_lock(arena);
         block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));

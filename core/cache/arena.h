@@ -201,7 +201,8 @@ uint64_t gr_arena_oldest_epoch(struct gr_arena *arena, unsigned class);
 
 /*
  * The oldest range in the fastbins that has exactly the size for a request of bytes. gr_arena_take_fastbin takes it out
- * if it is usable, else returns NULL. gr_arena_fastbin_epoch returns the epoch in which it was freed; 0: there is none.
+ * if it is usable, else returns NULL. gr_arena_fastbin_epoch returns the epoch in which it was freed, for a request
+ * that gr_arena_alloc did not serve; 0: there is none, or all work is in order, so that it would have been taken.
  */
 struct gr_block *gr_arena_take_fastbin(struct gr_arena *arena, size_t bytes);
 uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes);
