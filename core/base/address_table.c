@@ -19,7 +19,7 @@ static void put_in_slot(struct gr_address_table *table, uint64_t ptr, void *valu
 }
 
 /* Moves all entries to twice as many slots. False: out of memory, and nothing has changed. */
-static bool grow_table(struct gr_address_table *table)
+static __attribute__((noinline)) bool grow_table(struct gr_address_table *table)
 {
         size_t room = table->room ? 2 * table->room : ROOM_LEAST;
         struct gr_address_table larger = {.room = room, .shift = 64 - (unsigned)__builtin_ctzll(room)};

@@ -91,7 +91,7 @@ static void lists_remove(struct gr_free_lists *lists, struct gr_range *range)
 }
 
 /* The first range of this class and those above. */
-static struct gr_range *first_from(const struct gr_free_lists *lists, unsigned class)
+static __attribute__((noinline)) struct gr_range *first_from(const struct gr_free_lists *lists, unsigned class)
 {
         unsigned word = class / 64;
         uint64_t filled;
