@@ -25,18 +25,19 @@
 
 /*
  * The bytes of an extent. Larger ones go back and move less often, smaller ones cost more calls (docs/measurements.md,
- * extent-size). reserved: of the device, before the request; total: the device, or its limit.
+ * extent-size). reserved: of the device, before the request; total: the device, or its limit. The 96th and the 12th are
+ * rounded up to whole pages.
  *
- *   usual:                              max((reserved + request) / 96, request / 8)
+ *   usual:                              max((reserved + request) / 96, request / 12)
  *                                       at most max(reserved / 256, min(request / 32, 32 MiB), 6 MiB)
- *   extents stay small:                 request / 8, at most total / 512
+ *   extents stay small:                 request / 12, at most total / 512
  *   while a stream is captured, also:   request / 2, at most max(total / 512, 6 MiB)
  *   in graph segments, also:            request / 2, at most min(total / 512, 6 MiB)
  *   always:                             at most 256 MiB: to return more would keep the driver busy too long
  */
 #define EXTENT_SHARE       96
 #define EXTENT_MOST_SHARE  256
-#define REQUEST_SHARE      8
+#define REQUEST_SHARE      12
 #define REQUEST_MOST_SHARE 32
 #define REQUEST_MOST_BYTES (UINT64_C(32) << 20)
 #define EXTENT_BOUND_BYTES (UINT64_C(6) << 20)
@@ -236,10 +237,10 @@ static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment
         struct gr_device *device = context->device;
         uint64_t charged = atomic_load(&device->reserved_bytes);
         uint64_t total = gr_budget_total(device, atomic_load(&device->total_bytes));
-        uint64_t bytes = place_bytes / REQUEST_SHARE, most = total / SMALL_MOST_SHARE;
+        uint64_t bytes = gr_page_up(place_bytes / REQUEST_SHARE), most = total / SMALL_MOST_SHARE;
 
         if (!gr_extents_stay_small(device, place_bytes)) {
-                bytes = gr_max((charged + place_bytes) / EXTENT_SHARE, bytes);
+                bytes = gr_max(gr_page_up((charged + place_bytes) / EXTENT_SHARE), bytes);
                 most = gr_max(charged / EXTENT_MOST_SHARE, EXTENT_BOUND_BYTES);
                 most = gr_max(most, gr_min(place_bytes / REQUEST_MOST_SHARE, REQUEST_MOST_BYTES));
         }

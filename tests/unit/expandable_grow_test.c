@@ -316,8 +316,11 @@ static void captures(bool begin)
         }
 }
 
-/* While a stream is captured, fewer and larger extents serve a request, as they stay: 512 for the whole card. */
-static void test_extents_of_captures(bool captured)
+/*
+ * An extent is a 12th of its request, rounded up to whole pages, and at most 6 MiB. While a stream is captured, fewer
+ * and larger extents serve a request, as they stay: 512 for the whole card.
+ */
+static void test_extents(uint64_t bytes, bool captured, unsigned extents)
 {
         uint64_t a;
 
@@ -325,11 +328,11 @@ static void test_extents_of_captures(bool captured)
         atomic_store(&gpu_device()->total_bytes, 4 * GIB);
         if (captured)
                 captures(true);
-        a = gpu_take(160 * MIB + KIB);
-        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_driver_allocs), captured ? 21 : 27); /* of 8 MiB; or of 6 */
+        a = gpu_take(bytes);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_driver_allocs), extents);
         if (captured)
                 captures(false);
-        gpu_give(a, 160 * MIB + KIB);
+        gpu_give(a, bytes);
         gpu_settle();
         gpu_end();
 }
@@ -562,14 +565,16 @@ int main(void)
         test_extra_limits(410 * MIB, GR_UNLIMITED, GR_UNLIMITED, 6 * MIB, 3);
         test_extra_limits(GR_UNLIMITED, 474 * MIB, GR_UNLIMITED, 24 * MIB, 1);
         test_extra_limits(GR_UNLIMITED, 474 * MIB - 1, GR_UNLIMITED, 12 * MIB, 1);
-        test_extra_limits(GR_UNLIMITED, 462 * MIB - 1, GR_UNLIMITED, 6 * MIB, 2);
+        test_extra_limits(GR_UNLIMITED, 462 * MIB - 1, GR_UNLIMITED, 6 * MIB, 1);
         test_extra_limits(GR_UNLIMITED, GR_UNLIMITED, 74 * MIB, 24 * MIB, 1);
         test_extra_limits(GR_UNLIMITED, GR_UNLIMITED, 74 * MIB - 1, 12 * MIB, 1);
-        test_extra_limits(GR_UNLIMITED, GR_UNLIMITED, 62 * MIB - 1, 6 * MIB, 2);
+        test_extra_limits(GR_UNLIMITED, GR_UNLIMITED, 62 * MIB - 1, 6 * MIB, 1);
         test_large_extents();
         test_large_beside_hole();
-        test_extents_of_captures(false);
-        test_extents_of_captures(true);
+        test_extents(24 * MIB, false, 12);        /* of 2 MiB */
+        test_extents(24 * MIB + KIB, false, 7);   /* of 4 MiB */
+        test_extents(160 * MIB + KIB, false, 27); /* of 6 MiB */
+        test_extents(160 * MIB + KIB, true, 21);  /* of 8 MiB */
         test_small_in_captured();
         test_captured_again();
         test_extra_refused();

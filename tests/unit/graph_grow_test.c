@@ -273,7 +273,7 @@ static void test_moved_goes_back(void)
         begin();
         for (int i = 0; i < 2; i++) {
                 freed[i] = take(20 * MIB);
-                kept[i] = take(100 * MIB);
+                kept[i] = take(60 * MIB);
         }
         give(freed[0], freed[1]);
         next_graph();
@@ -284,7 +284,7 @@ static void test_moved_goes_back(void)
         sg_fail(SG_MEM_MAP, 2, 1, -ENOMEM);
         wanted = take(30 * MIB);
         GR_CHECK(wanted != 0);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 240 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 160 * MIB);
         GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_remapped_bytes), 32 * MIB);
         GR_CHECK_EQ(sg_free(&core, wanted), 0);
         give(kept[0], kept[1]);
