@@ -27,12 +27,7 @@
 #include "alloc/pool.h"
 #include "base/keep_errno.h"
 #include "core.h"
-
-#if CUDA_VERSION < 13000 /* newer than the oldest toolkit that can build this */
-CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx);
-CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type);
-CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type);
-#endif
+#include "old_toolkit.h"
 
 #define GR_EXPORT __attribute__((visibility("default")))
 

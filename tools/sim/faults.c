@@ -44,6 +44,7 @@ static atomic_ulong misuses;
 static int trace_fd = -1;
 static atomic_bool initialized, forked, ended;
 _Thread_local bool sim_in_callback;
+static _Thread_local unsigned depth; /* calls of this thread, each inside the one before */
 
 /* Calls `set` for the exported symbol named word or, if there is none, for every variant of that name. */
 static bool for_symbols(const char *word, void (*set)(enum sim_symbol, const void *), const void *arg)
@@ -187,6 +188,7 @@ CUresult sim_enter(enum sim_symbol symbol, bool early)
 {
         unsigned long nth;
 
+        depth++;
         sim_config();
         nth = count_call(symbol);
         if (trace_fd >= 0)
@@ -204,15 +206,20 @@ CUresult sim_enter(enum sim_symbol symbol, bool early)
                 if (faults[i].symbol == symbol && nth >= faults[i].first && nth <= faults[i].last)
                         return faults[i].code;
         }
-        if (early)
-                return CUDA_SUCCESS;
-        if (atomic_load(&ended))
-                return CUDA_ERROR_DEINITIALIZED;
-        if (!atomic_load(&initialized) || atomic_load(&forked))
+        if (!early && !atomic_load(&ended) && (!atomic_load(&initialized) || atomic_load(&forked)))
                 return CUDA_ERROR_NOT_INITIALIZED;
-        if (sim_in_callback)
+        if (atomic_load(&ended) || atomic_load(&forked))
+                return early ? CUDA_SUCCESS : CUDA_ERROR_DEINITIALIZED;
+        if (sim_in_callback && !early)
                 return CUDA_ERROR_NOT_PERMITTED;
-        return CUDA_SUCCESS;
+        return depth == 1 ? sim_checkpoint_enter(symbol) : CUDA_SUCCESS;
+}
+
+void sim_leave(const enum sim_symbol *symbol)
+{
+        (void)symbol;
+        if (--depth == 0)
+                sim_checkpoint_leave();
 }
 
 /*
@@ -294,6 +301,19 @@ __attribute__((visibility("default"))) size_t grSimUsedBytes(int device)
         return atomic_load(&initialized) && device >= 0 && device < sim_config()->devices
                        ? sim_config()->memory_bytes - sim_heap_free_bytes(device)
                        : 0;
+}
+
+__attribute__((visibility("default"))) bool grSimProcess(int device, unsigned i, unsigned *ret_pid, size_t *ret_bytes)
+{
+        bool more = sim_shared_process(device, i, ret_pid, ret_bytes);
+
+        *ret_bytes *= SIM_PAGE_BYTES;
+        if (!more && i == 0) { /* this one alone */
+                *ret_pid = (unsigned)getpid();
+                *ret_bytes = grSimUsedBytes(device);
+                return true;
+        }
+        return more;
 }
 
 __attribute__((visibility("default"))) void grSimTake(int device, size_t bytes)

@@ -26,12 +26,15 @@
 #ifndef GRSIM_H
 #define GRSIM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 extern const char grSimVersion[];                 /* its presence tells the simulated device from a real driver */
 unsigned long grSimMisuseCount(void);             /* accesses to memory that the program did not have */
 unsigned long grSimCallCount(const char *symbol); /* calls of an exported symbol, "cuMemAlloc_v2"; 0 if unknown */
 size_t grSimUsedBytes(int device); /* bytes of whole pages in use, by all who share the GPU; 0 for an unknown device */
+/* A process that shares the GPU, and what it uses; *ret_pid 0: none has this number. False: there are no more. */
+bool grSimProcess(int device, unsigned i, unsigned *ret_pid, size_t *ret_bytes);
 void grSimTake(int device, size_t bytes); /* so much is taken for good without any call, as by lazily loaded code */
 unsigned long grSimRuntimeCount(void);    /* calls of the stand-in runtime's cudaMalloc and cudaFree */
 void grSimUuid(int gpu, unsigned char ret[16]); /* of a GPU by its number without CUDA_VISIBLE_DEVICES */

@@ -370,6 +370,48 @@ void sim_heap_uncharge(int device, size_t bytes)
         sim_memory_unlock();
 }
 
+static size_t given[SIM_MAX_DEVICES]; /* pages; guarded by memory_lock */
+
+void sim_heap_give_all(void)
+{
+        sim_memory_lock();
+        for (int d = 0; d < n_heaps; d++) {
+                given[d] = heaps[d].used;
+                heaps[d].used = 0;
+                sim_shared_give(d, given[d]);
+        }
+        sim_memory_unlock();
+}
+
+bool sim_heap_take_all(void)
+{
+        int d;
+
+        sim_memory_lock();
+        for (d = 0; d < n_heaps; d++) {
+                if (heaps[d].used + given[d] > heaps[d].limit || !sim_shared_take(d, given[d], heaps[d].limit))
+                        break;
+                heaps[d].used += given[d];
+        }
+        for (int back = d; d < n_heaps && back-- > 0;) {
+                heaps[back].used -= given[back];
+                sim_shared_give(back, given[back]);
+        }
+        sim_memory_unlock();
+        return d == n_heaps;
+}
+
+bool sim_heap_has(enum sim_alloc_kind kind)
+{
+        struct sim_alloc *range;
+
+        sim_memory_lock();
+        for (range = ranges; range && range->kind != kind;)
+                range = range->next;
+        sim_memory_unlock();
+        return range != NULL;
+}
+
 void sim_heap_set_idle(struct sim_alloc *alloc, bool idle)
 {
         sim_memory_lock();

@@ -79,6 +79,12 @@ SIM_API cuGetExportTable(const void **table, const CUuuid *id)
         return CUDA_ERROR_NOT_FOUND;
 }
 
+SIM_API cuSimNewest(void)
+{
+        SIM_ENTER_AS(cuSimNewest, true);
+        return CUDA_SUCCESS;
+}
+
 SIM_API cuDriverGetVersion(int *version)
 {
         SIM_ENTER_AS(cuDriverGetVersion, true);

@@ -124,6 +124,15 @@ size_t sim_shared_free(int device, size_t limit, size_t own_free)
         return used < limit ? limit - used : 0;
 }
 
+bool sim_shared_process(int device, unsigned i, unsigned *ret_pid, size_t *ret_pages)
+{
+        uint64_t owner = own && i < ACCOUNTS ? atomic_load(&accounts[i].owner) : 0;
+
+        *ret_pid = (unsigned)(owner >> 32);
+        *ret_pages = owner ? atomic_load(&accounts[i].pages[sim_config()->physical[device]]) : 0;
+        return own && i < ACCOUNTS;
+}
+
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
 {
         for (size_t i = 0; i < bytes; i++)

@@ -19,6 +19,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "old_toolkit.h"
+
 #define SIM_MAX_DEVICES      8
 #define SIM_PAGE_BYTES       ((size_t)2 << 20)
 #define SIM_SMALL_BYTES      ((size_t)1 << 20) /* allocations up to this size share a page */
@@ -30,6 +32,8 @@
 
 /* Declared in cudaGL.h, which needs OpenGL's headers. */
 SIM_API cuGLCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device);
+
+SIM_API cuSimNewest(void); /* no driver's; exports.def */
 
 enum sim_symbol {
 #define SIM_EXPORT(name, version, symbol)                        SIM_ID_##symbol,
@@ -57,10 +61,12 @@ extern const struct sim_entry sim_entries[SIM_SYMBOLS];
  * that the call must return, or CUDA_SUCCESS. Before cuInit all calls without `early` fail.
  */
 CUresult sim_enter(enum sim_symbol symbol, bool early);
+void sim_leave(const enum sim_symbol *symbol); /* the last step of every entry point */
 
 #define SIM_ENTER_AS(symbol, early)                                                                                    \
+        __attribute__((cleanup(sim_leave))) const enum sim_symbol entered_ = SIM_ID_##symbol;                          \
         do {                                                                                                           \
-                CUresult enter_ = sim_enter(SIM_ID_##symbol, early);                                                   \
+                CUresult enter_ = sim_enter(entered_, early);                                                          \
                 if (enter_ != CUDA_SUCCESS)                                                                            \
                         return enter_;                                                                                 \
         } while (0)
@@ -119,6 +125,9 @@ void sim_read_list(const char *variable, bool (*read_word)(char *));
 void sim_read_faults(void);                /* faults.c: reads what it needs, from sim_config */
 bool sim_symbol_missing(const char *name); /* GRSIM_MISSING names it */
 bool sim_setup(void);                      /* device.c: builds the devices, from cuInit; false: no addresses */
+/* checkpoint.c: the outermost call of a thread waits while the process is locked. Returns the error that it gets. */
+CUresult sim_checkpoint_enter(enum sim_symbol symbol);
+void sim_checkpoint_leave(void);
 extern _Thread_local bool sim_in_callback; /* a host function runs on this thread: it may not call the driver */
 void sim_misuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -389,6 +398,10 @@ size_t sim_heap_free_bytes(int device);
 void sim_heap_free_context(CUcontext ctx);      /* every cuMemAlloc of it, at the context's end */
 bool sim_heap_charge(int device, size_t bytes); /* memory that lives elsewhere, in whole pages; false: no room */
 void sim_heap_uncharge(int device, size_t bytes);
+/* All devices' memory is free until it is taken again; its content stays. False: there is no room for all of it. */
+void sim_heap_give_all(void);
+bool sim_heap_take_all(void);
+bool sim_heap_has(enum sim_alloc_kind kind); /* outside of the devices, and not mapped */
 void sim_heap_set_idle(struct sim_alloc *alloc, bool idle);
 /*
  * mmap and munmap for memory outside the devices' addresses, aligned to a page of the device. If possible the addresses
@@ -403,7 +416,8 @@ void sim_range_remove(struct sim_alloc *alloc);
 
 /* ---- vmm.c ---- */
 
-void sim_vmm_begin(void); /* once, before the other functions there: a driver has its files open, too */
+bool sim_vmm_has_imports(void); /* handles of other memory */
+void sim_vmm_begin(void);       /* once, before the other functions there: a driver has its files open, too */
 
 /* ---- ipc.c ---- */
 
@@ -425,6 +439,8 @@ void sim_shared_setup(const char *path);
 bool sim_shared_take(int device, size_t pages, size_t limit); /* false: the GPU is full */
 void sim_shared_give(int device, size_t pages);
 size_t sim_shared_free(int device, size_t limit, size_t own_free); /* pages */
+/* What the process of account i uses; *ret_pid 0: there is none. False: no more accounts, or nothing is shared. */
+bool sim_shared_process(int device, unsigned i, unsigned *ret_pid, size_t *ret_pages);
 uint64_t sim_shared_gpu(const char *path); /* identifies the GPU: by its file, or with NULL by this process */
 
 /* ---- vmm.c ---- */

@@ -46,6 +46,7 @@ struct reservation {
 static int file = -1;
 static off_t next_offset;
 static struct created *dead;
+static unsigned imports; /* of handles that own a file */
 static size_t mapping_count;
 /* Changed under both locks, read under either; so are their pages. */
 static struct reservation *reservations;
@@ -248,6 +249,16 @@ static void forget_handle(struct created *memory)
         dead = memory;
 }
 
+bool sim_vmm_has_imports(void)
+{
+        bool has;
+
+        sim_lock();
+        has = imports > 0;
+        sim_unlock();
+        return has;
+}
+
 void sim_vmm_begin(void)
 {
         file = sim_memory_file("simulated device");
@@ -368,6 +379,7 @@ SIM_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, voi
         memory = own < 0 ? NULL : new_handle(&prop, (size_t)status.st_size - sizeof prop);
         if (memory) {
                 memory->own_file = own + 1;
+                imports++;
                 *handle = (CUmemGenericAllocationHandle)(uintptr_t)memory;
         } else if (own >= 0) {
                 close(own);
@@ -380,10 +392,12 @@ static void drop_memory(struct created *memory)
 {
         if (--memory->refs)
                 return;
-        if (memory->own_file)
+        if (memory->own_file) {
                 close(memory->own_file - 1);
-        else
+                imports--;
+        } else {
                 fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, memory->offset, (off_t)memory->bytes);
+        }
         if (memory->charged)
                 sim_heap_uncharge(memory->prop.location.id, memory->bytes);
         forget_handle(memory);
