@@ -178,11 +178,38 @@ static int print_status(bool json)
         return EXIT_SUCCESS;
 }
 
+/*
+ * For a process that is about to come back from a deep sleep (shim/driver/deep_sleep.c), in which NVML does not answer:
+ * a line with what is free on each GPU, and what the process holds there, or 0. wanted: its number and the UUIDs.
+ */
+static int print_room(const char *wanted)
+{
+        char line[64 * 2 * 21 + 1] = "", *uuid, *rest = NULL, *words = strdup(wanted);
+        unsigned long pid = words && (uuid = strtok_r(words, ",", &rest)) ? strtoul(uuid, NULL, 10) : 0;
+        struct gr_nvml_memory memory;
+        uint64_t held;
+        void *device;
+
+        while (words && (uuid = strtok_r(NULL, ",", &rest))) {
+                size_t length = strlen(line);
+
+                if (gr_nvml_device(uuid, &device) != 0 || gr_nvml_memory(device, &memory) != 0)
+                        return EXIT_FAILURE;
+                if (gr_nvml_process(device, (uint32_t)pid, &held) != 0)
+                        held = 0;
+                snprintf(line + length, sizeof(line) - length, "%llu %llu ", memory.free, (unsigned long long)held);
+        }
+        puts(line);
+        return EXIT_SUCCESS;
+}
+
 int command_status(const struct arguments *arguments)
 {
         const char *terminal = getenv("TERM");
         bool clears = isatty(STDOUT_FILENO) && terminal && strcmp(terminal, "dumb") != 0;
 
+        if (flag_value(arguments, "room"))
+                return print_room(flag_value(arguments, "room"));
         if (!flag_value(arguments, "watch"))
                 return print_status(flag_value(arguments, "json"));
         for (;;) { /* until a signal ends it, or nobody reads any more */
