@@ -195,10 +195,33 @@ int command_reclaim(const struct arguments *arguments)
         return status;
 }
 
-/* Asks one process until it sleeps, or the time is up. *ret_bytes: what is asleep of it on this GPU. */
-static int sleep_one(struct gpu *gpu, struct gr_member *member, uint64_t until_ns, uint64_t *ret_bytes)
+/* Why a process does not sleep deeply. */
+static const char *refusal_text(uint64_t reason, char *text, size_t bytes)
 {
-        const struct gr_request request = {.orders = GR_ORDER_SLEEP};
+#define WORDS(id, words) [id] = (words),
+        static const char *const words[] = {GR_DEEP_REASONS(WORDS)};
+#undef WORDS
+
+        if (reason < sizeof(words) / sizeof(words[0]) && words[reason])
+                return words[reason];
+        snprintf(text, bytes, "the driver's cuCheckpointProcess%s answered %u",
+                 reason < GR_DEEP_AT_CHECKPOINT ? "Lock" : "Checkpoint", (unsigned)(reason % GR_DEEP_AT_LOCK));
+        return text;
+}
+
+/* Whether it may sleep deeply in a moment. */
+static bool may_change(uint64_t reason)
+{
+        return reason == GR_DEEP_IS_BUSY || reason / GR_DEEP_AT_LOCK == 1;
+}
+
+/*
+ * Asks one process until it sleeps, or the time is up; with deep until it sleeps deeply, or says why it does not.
+ * *ret_bytes: what is asleep of it on this GPU.
+ */
+static int sleep_one(struct gpu *gpu, struct gr_member *member, bool deep, uint64_t until_ns, uint64_t *ret_bytes)
+{
+        const struct gr_request request = {.orders = deep ? GR_ORDER_SLEEP | GR_ORDER_SLEEP_DEEP : GR_ORDER_SLEEP};
         bool begun = false; /* it obeys an order of before, and so does not answer this one */
         uint64_t given;
         int rc;
@@ -209,8 +232,11 @@ static int sleep_one(struct gpu *gpu, struct gr_member *member, uint64_t until_n
                 if (rc == -ESRCH || gr_region_read(&gpu->region, member->slot, member) != 0)
                         return -ESRCH;
                 *ret_bytes = member->figures[GR_FIGURE_asleep];
-                if (rc == 0 && (*ret_bytes > 0 || member->figures[GR_FIGURE_live] == 0))
+                if (rc == 0 && (member->figures[GR_FIGURE_asleep_deep] > 0 || (*ret_bytes > 0 && !deep) ||
+                                (member->figures[GR_FIGURE_live] == 0 && !(deep && member->deep_refusal))))
                         return 0;
+                if (rc == 0 && deep && member->deep_refusal && !may_change(member->deep_refusal))
+                        return -EPERM;
                 if (gr_platform_now_ns() >= until_ns)
                         return begun ? -EALREADY : rc ? rc : -EBUSY;
                 usleep(SLEEP_PAUSE_US);
@@ -220,8 +246,9 @@ static int sleep_one(struct gpu *gpu, struct gr_member *member, uint64_t until_n
 int command_sleep(const struct arguments *arguments)
 {
         const char *timeout = flag_value(arguments, "timeout");
-        uint64_t timeout_ns = SLEEP_NS, until_ns, bytes;
-        char text[GR_SIZE_TEXT_BYTES];
+        uint64_t timeout_ns = SLEEP_NS, until_ns, bytes, more;
+        char text[GR_SIZE_TEXT_BYTES], more_text[GR_SIZE_TEXT_BYTES], why[80];
+        bool deep = flag_value(arguments, "deep");
         struct gpu *gpus;
         size_t count, found = 0;
         unsigned pid = 0;
@@ -251,13 +278,20 @@ int command_sleep(const struct arguments *arguments)
                         if (!member->same_namespace || member->identity.pid != pid)
                                 continue;
                         found++;
-                        rc = sleep_one(&gpus[i], member, until_ns, &bytes);
+                        rc = sleep_one(&gpus[i], member, deep, until_ns, &bytes);
                         if (rc == 0) {
-                                printf("%u %s: %s asleep in host memory\n", pid, member->name,
-                                       gr_size_format(bytes, text, sizeof(text)));
+                                more = member->figures[GR_FIGURE_asleep_deep];
+                                printf("%u %s: %s asleep in host memory%s%s%s\n", pid, member->name,
+                                       gr_size_format(bytes, text, sizeof(text)), more ? ", deeply: " : "",
+                                       more ? gr_size_format(more, more_text, sizeof(more_text)) : "",
+                                       more ? " more off the GPU" : "");
                                 continue;
                         }
-                        if (rc == -EALREADY)
+                        if (deep && (rc == -EPERM || rc == -EBUSY) && member->deep_refusal)
+                                complain("sleep: process %u: it %s: %s", pid,
+                                         bytes > 0 ? "sleeps, but not deeply" : "does not sleep deeply",
+                                         refusal_text(member->deep_refusal, why, sizeof(why)));
+                        else if (rc == -EALREADY)
                                 complain("sleep: process %u: it has begun, and is not done in time: %s asleep so far "
                                          "(gpureclaim status)",
                                          pid, gr_size_format(bytes, text, sizeof(text)));

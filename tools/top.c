@@ -266,9 +266,10 @@ static void row_text(const struct row *row, char text[TEXT_BYTES])
                  gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
                  gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
                  gr_size_format(figures[GR_FIGURE_hard_limit], c, sizeof(c)),
-                 figures[GR_FIGURE_waiting] > 0  ? "waits"
-                 : figures[GR_FIGURE_asleep] > 0 ? "asleep"
-                                                 : idle,
+                 figures[GR_FIGURE_waiting] > 0       ? "waits"
+                 : figures[GR_FIGURE_asleep_deep] > 0 ? "deep"
+                 : figures[GR_FIGURE_asleep] > 0      ? "asleep"
+                                                      : idle,
                  user[0] ? 11 : 0, user[0] ? 10 : 0, user[0] ? user + strlen(" of ") : "",
                  read_command(row->member, command, sizeof(command)));
 }

@@ -53,6 +53,7 @@ struct gr_device {
         _Atomic uint64_t spill_bytes;   /* most host memory that may serve allocations in place of device memory */
         _Atomic uint64_t spilled_bytes; /* how much of it is in use now */
         _Atomic uint64_t asleep_bytes;  /* charged, but in the host's memory now (shim/driver/sleep.h) */
+        _Atomic uint64_t deep_bytes;    /* what else the process had there before a deep sleep; 0: it is in none */
         _Atomic uint64_t graph_bytes;   /* freed, but parked for graphs (alloc/graph_hold.h) */
         _Atomic uint64_t executables;   /* executable graphs that the program made and did not destroy */
         /* How long the last sleep and the last wake took; 0: there was none yet. */

@@ -22,7 +22,7 @@ enum gr_figure {
 #undef GR_FIGURE_NUMBER
 #undef GR_FIGURE
         GR_FIGURE_COUNT,
-        GR_SHARED_FIGURES = GR_FIGURE_last_wake + 1, /* how many figures, from the first on, the region has */
+        GR_SHARED_FIGURES = GR_FIGURE_asleep_deep + 1, /* how many figures, from the first on, the region has */
 };
 
 /* What kind of amount a figure is (account/figures.def). In the text, all figures of one kind stand on one line. */

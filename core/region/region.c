@@ -208,6 +208,7 @@ static void fill_slot(struct gr_region *region, const char *name, uint32_t share
         atomic_store(&slot->pid_namespace, region->self.pid_namespace);
         atomic_store(&slot->share, share);
         atomic_store(&slot->sleep_from_ns, 0);
+        atomic_store(&slot->deep_refusal, 0);
         memcpy(words, name, strnlen(name, sizeof(words) - 1));
         for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
                 atomic_store(&slot->name[i], words[i]);
@@ -312,6 +313,14 @@ void gr_region_offer_sleep(struct gr_region *region, uint64_t from_ns)
                 atomic_store(&region->map->slots[own].sleep_from_ns, from_ns);
 }
 
+void gr_region_refuse_deep(struct gr_region *region, uint64_t reason)
+{
+        int own = own_slot(region);
+
+        if (own >= 0)
+                atomic_store(&region->map->slots[own].deep_refusal, reason);
+}
+
 static uint64_t checked_figure(uint64_t figure)
 {
         return figure == UINT64_MAX || figure < FIGURE_MOST ? figure : 0;
@@ -362,6 +371,7 @@ int gr_region_read(struct gr_region *region, unsigned index, struct gr_member *r
         ret->active_ns = atomic_load(&slot->active_ns);
         ret->sleep_from_ns = atomic_load(&slot->sleep_from_ns);
         ret->given_bytes = atomic_load(&slot->given_bytes);
+        ret->deep_refusal = atomic_load(&slot->deep_refusal);
         for (size_t i = 0; i < GR_REGION_NAME_BYTES / 8; i++)
                 words[i] = atomic_load(&slot->name[i]);
         memcpy(ret->name, words, sizeof(words));

@@ -52,6 +52,26 @@
 /* Move the live memory to the host; want_bytes does not count for these. */
 #define GR_ORDER_SLEEP       8u  /* if the process has no work now */
 #define GR_ORDER_SLEEP_OFFER 16u /* if it is past the time from which it has offered that */
+#define GR_ORDER_SLEEP_DEEP  32u /* with GR_ORDER_SLEEP: and the rest of the process leaves the GPU, too */
+
+/* Why a process that was ordered to sleep deeply does not: one of these, or what the driver answered to a step. */
+#define GR_DEEP_REASONS(X)                                                                                             \
+        X(GR_DEEP_IS_OFF, "it may not sleep (GPURECLAIM_SLEEP)")                                                       \
+        X(GR_DEEP_IS_OLD, "its driver has no checkpoints (they come with driver 570)")                                 \
+        X(GR_DEEP_IS_ALONE, "the gpureclaim command does not lie beside the library, to look for room when it wakes")  \
+        X(GR_DEEP_IS_BLIND, "gpureclaim status --room gave no answer; it asks NVML whether there is room to wake")     \
+        X(GR_DEEP_IS_SHARED, "it shares memory, events or streams with other processes or with graphics")              \
+        X(GR_DEEP_IS_UNKNOWN, "it looked up a function of the driver that this version does not know")                 \
+        X(GR_DEEP_IS_LARGE, "the host has no room for what it has on the GPU (GPURECLAIM_SLEEP_HOST)")                 \
+        X(GR_DEEP_IS_BUSY, "it was busy")                                                                              \
+        X(GR_DEEP_IS_LOCKED, "something else has locked or checkpointed it")
+#define GR_DEEP_REASON(id, words) id,
+enum gr_deep_reason {
+        GR_DEEP_NONE,
+        GR_DEEP_REASONS(GR_DEEP_REASON) GR_DEEP_AT_LOCK = 1000,
+        GR_DEEP_AT_CHECKPOINT = 2000
+};
+#undef GR_DEEP_REASON
 
 /*
  * One process. Each word is atomic and valid by itself; two words read one after the other may be of different moments.
@@ -75,7 +95,8 @@ struct gr_slot {
         _Atomic uint64_t sleep_from_ns; /* from when on others may put it to sleep; 0: they must not */
         _Atomic uint64_t name[GR_REGION_NAME_BYTES / 8];
         _Atomic uint64_t figures[GR_SHARED_FIGURES];
-        uint64_t padding[28 - GR_REGION_NAME_BYTES / 8 - GR_SHARED_FIGURES]; /* to 320 bytes */
+        uint64_t padding[27 - GR_REGION_NAME_BYTES / 8 - GR_SHARED_FIGURES]; /* to 320 bytes */
+        _Atomic uint64_t deep_refusal; /* why it does not sleep deeply: enum gr_deep_reason, or a step and its result */
 };
 
 struct gr_region_map {
@@ -150,7 +171,7 @@ struct gr_member {
         bool same_namespace; /* the caller is in the same pid namespace, so pid has a meaning for it */
         uint32_t share;
         uint64_t reserved_bytes;
-        uint64_t heartbeat_ns, active_ns, sleep_from_ns, given_bytes;
+        uint64_t heartbeat_ns, active_ns, sleep_from_ns, given_bytes, deep_refusal;
         char name[GR_REGION_NAME_BYTES];
         uint64_t figures[GR_SHARED_FIGURES];
 };
@@ -250,6 +271,9 @@ void gr_region_offer_sleep(struct gr_region *region, uint64_t from_ns);
 
 /* Whether the process that had a slot is gone. Frees nothing. False for a slot that is free or out of range. */
 bool gr_region_is_gone(struct gr_region *region, unsigned slot);
+
+/* Publishes why this process does not sleep deeply although it was ordered to; 0: it does, or was not. */
+void gr_region_refuse_deep(struct gr_region *region, uint64_t reason);
 
 /* Copies what the owner of a slot publishes, checked. -ENOENT: the slot is free, or slot is out of range. */
 int gr_region_read(struct gr_region *region, unsigned slot, struct gr_member *ret);

@@ -260,7 +260,10 @@ static uint64_t give_to_neighbour(struct member *member, const struct gr_request
 {
         struct give give = {.want_bytes = request->want_bytes};
         uint64_t until_ns;
+        GR_OWN_CALLS;
 
+        if (!gr_own_calls) /* nothing of it can leave now */
+                return 0;
         run_rung(member, &give, GR_RUNG_TRIM);
         if (gr_sleep_is_asleep()) /* what the program would free first has to come back */
                 return give.back_bytes;
@@ -298,6 +301,7 @@ static bool refresh_device(struct gr_context *context, void *arg)
 static void obey_request(struct member *member, const struct gr_request *request)
 {
         struct gr_device *device = member->device;
+        GR_OWN_CALLS;
 
         if (request->orders & GR_ORDER_LIMIT && request->new_limit > 0) {
                 gr_budget_set_limit(device, GR_LIMIT_HARD, request->new_limit);
@@ -310,7 +314,7 @@ static void obey_request(struct member *member, const struct gr_request *request
                 gr_log(GR_LOG_INFO, "device %d: release threshold changed by another process", device->ordinal);
         }
         /* What still waits for its fence is left to the background thread. */
-        if (request->orders & (GR_ORDER_LIMIT | GR_ORDER_THRESHOLD) && gr_trim_excess(&gr_core))
+        if (request->orders & (GR_ORDER_LIMIT | GR_ORDER_THRESHOLD) && (!gr_own_calls || gr_trim_excess(&gr_core)))
                 gr_core.wake(&gr_core);
 }
 
@@ -325,6 +329,14 @@ static void publish(struct member *member, struct gr_region *region, bool change
         gr_region_publish(region, figures, changed);
 }
 
+static void refresh(struct member *member)
+{
+        GR_OWN_CALLS;
+
+        if (gr_own_calls)
+                gr_context_each(&gr_core, member->device->ordinal, refresh_device, NULL);
+}
+
 static void serve_one(struct member *member, struct gr_region *region)
 {
         struct gr_request request;
@@ -333,14 +345,16 @@ static void serve_one(struct member *member, struct gr_region *region)
         if (!gr_region_take(region, &request))
                 return;
         obey_request(member, &request);
-        if (request.orders & GR_ORDER_SLEEP)
+        if (request.orders & GR_ORDER_SLEEP_DEEP)
+                gr_region_refuse_deep(region, gr_sleep_deeply());
+        else if (request.orders & GR_ORDER_SLEEP)
                 given = gr_sleep_begin(member->device->ordinal, 0);
         else if (request.orders & GR_ORDER_SLEEP_OFFER && !gr_region_waits_first(region))
                 given = gr_sleep_yield(member->device->ordinal);
         if (given == 0 && request.want_bytes > 0) /* another process may ask for that at the same time */
                 given = give_to_neighbour(member, &request);
         if (request.orders & GR_ORDER_REFRESH)
-                gr_context_each(&gr_core, member->device->ordinal, refresh_device, NULL);
+                refresh(member);
         publish(member, region, false);
         gr_region_answer(region, &request, given);
 }

@@ -51,6 +51,7 @@ static const struct symbol {
 #define GR_HOOK_NEEDED(symbol) {#symbol, offsetof(struct gr_real, symbol), true},
 #define GR_CALL(symbol)        {#symbol, offsetof(struct gr_real, symbol), false},
 #define GR_NEED(symbol)        {#symbol, offsetof(struct gr_real, symbol), true},
+#define GR_DEEP(symbol)        {#symbol, offsetof(struct gr_real, deep_##symbol), false},
 #include "driver/hooks.def"
 #undef GR_HOOK
 #undef GR_CALL

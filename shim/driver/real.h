@@ -13,6 +13,7 @@ struct gr_real {
 #define GR_HOOK(symbol) __typeof__(symbol) *symbol;
 #define GR_CALL(symbol) __typeof__(symbol) *symbol;
 #define GR_NEED(symbol) __typeof__(symbol) *symbol;
+#define GR_DEEP(symbol) void *deep_##symbol; /* called with words */
 #include "driver/hooks.def"
 #undef GR_HOOK
 #undef GR_CALL

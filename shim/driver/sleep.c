@@ -11,6 +11,7 @@
 #include "base/arith.h"
 #include "base/log.h"
 #include "base/no_cancel.h"
+#include "driver/deep_sleep.h"
 #include "driver/mapped_memory.h"
 #include "driver/operations.h"
 #include "driver/real.h"
@@ -21,6 +22,7 @@
 #include "system/environment.h"
 #include "system/host_memory.h"
 #include "system/mapped_file.h"
+#include "system/run_command.h"
 #include "system/workers.h"
 
 #define MOVERS_MAX    14 /* threads that copy; that many nearly fill the link (docs/measurements.md, sleep-copies) */
@@ -38,6 +40,8 @@ GR_HOT_DATA _Atomic bool gr_sleep_on;
 static _Atomic bool shut, ending;
 static _Atomic bool waking;           /* a call that came to the gate has the lock, or is about to give it back */
 static _Atomic unsigned waiting;      /* threads at the gate while it is shut */
+static _Atomic bool deep;             /* the driver has a checkpoint of the process, or is about to; shut is set, too */
+static struct gr_sharded beside;      /* calls inside that only a deep sleep keeps out */
 static struct gr_sharded calls;       /* how many have passed it, in PASS each, and how many of them are inside */
 static struct gr_sleep_config config; /* constant once set up */
 static unsigned most_movers;          /* constant once set up, though processors come and go: the pinned memory stays */
@@ -96,6 +100,7 @@ void gr_sleep_init(const struct gr_sleep_config *how)
 
         most_movers = processors < 1 ? 1 : processors > MOVERS_MAX ? MOVERS_MAX : (unsigned)processors;
         config = *how;
+        gr_run_command_find();
         gr_sleep_begin_turn();
         atomic_store(&gr_sleep_on, true);
 }
@@ -108,6 +113,11 @@ void gr_sleep_begin_turn(void)
 void gr_sleep_end(void)
 {
         atomic_store(&ending, true);
+        /* The driver must not end in the middle of a checkpoint. */
+        if (atomic_load(&deep) && !working) {
+                gr_lock(&sleep_lock);
+                gr_unlock(&sleep_lock);
+        }
 }
 
 bool gr_sleep_is_asleep(void)
@@ -581,6 +591,52 @@ GR_HELD(sleep_lock) static void await_turn(void)
         let_first(GR_LET_FIRST_END);
 }
 
+static bool has_asleep(void)
+{
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                if (atomic_load(&gr_core.devices[i].asleep_bytes) > 0)
+                        return true;
+        return false;
+}
+
+/* Ends a deep sleep. What is in host memory stays there. */
+GR_HELD(sleep_lock) static CUresult end_deep(uint64_t until_ns)
+{
+        uint64_t begin_ns = gr_driver.now_ns();
+        CUresult result;
+
+        gr_assert_locked(&sleep_lock);
+        if (!atomic_load(&deep))
+                return CUDA_SUCCESS;
+        result = gr_deep_end(until_ns, &ending);
+        if (result == CUDA_SUCCESS) {
+                atomic_store(&deep, false);
+                if (!has_asleep())
+                        atomic_store(&shut, false);
+                gr_log(GR_LOG_INFO, "awake: the process is back on its devices after %" PRIu64 " ms",
+                       (gr_driver.now_ns() - begin_ns) / 1000000);
+        }
+        return result;
+}
+
+/* As wait_at_gate, for a call that only a deep sleep keeps out. */
+static void wait_at_deep_gate(struct gr_pass *pass)
+{
+        uint64_t until_ns = gr_driver.now_ns() + config.wait_ns;
+        GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
+
+        atomic_fetch_add(&waiting, 1);
+        gr_lock(&sleep_lock);
+        atomic_store(&waking, true);
+        atomic_fetch_sub(&waiting, 1);
+        working = true;
+        pass->result = end_deep(until_ns);
+        working = false;
+        atomic_store(&waking, false);
+        gr_unlock(&sleep_lock);
+}
+
 /*
  * The gate is shut: wakes the process. If all contexts of a device are about to end for too long, their memory cannot
  * come back: then the gate stays shut, but this call is counted as inside, in *part, and goes on.
@@ -604,7 +660,9 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
                         until_ns = turn_latest_ns + config.wait_ns;
                 await_turn();
                 mode = gr_operations_relax_captures();
-                pass->result = bring_back(until_ns, &missing);
+                pass->result = end_deep(until_ns);
+                if (pass->result == CUDA_SUCCESS)
+                        pass->result = bring_back(until_ns, &missing);
                 gr_operations_restore_captures(mode);
                 if (pass->result == CUDA_SUCCESS && missing) {
                         atomic_fetch_add(part, PASS + 1);
@@ -643,9 +701,45 @@ struct gr_pass gr_sleep_enter(void)
         return pass;
 }
 
+struct gr_pass gr_sleep_enter_deep(void)
+{
+        struct gr_pass pass = {.result = CUDA_SUCCESS, .beside = true};
+
+        while (!working && !pass.inside && pass.result == CUDA_SUCCESS && gr_shim_ready()) {
+                _Atomic uint64_t *part = &beside.shards[gr_shard()].part;
+
+                atomic_fetch_add(part, 1);
+                if (!atomic_load(&deep)) {
+                        pass.inside = part;
+                        break;
+                }
+                atomic_fetch_sub(part, 1);
+                wait_at_deep_gate(&pass);
+        }
+        if (pass.inside)
+                pass.cancel_state = gr_cancel_disable();
+        return pass;
+}
+
+struct gr_pass gr_sleep_enter_own(void)
+{
+        struct gr_pass pass = {.result = CUDA_SUCCESS, .beside = true};
+        _Atomic uint64_t *part = &beside.shards[gr_shard()].part;
+
+        atomic_fetch_add(part, 1);
+        if (atomic_load(&deep) || !gr_deep_is_running()) {
+                atomic_fetch_sub(part, 1);
+        } else {
+                pass.inside = part;
+                pass.cancel_state = gr_cancel_disable();
+        }
+        return pass;
+}
+
 void gr_sleep_leave(struct gr_pass *pass)
 {
-        inside--;
+        if (!pass->beside)
+                inside--;
         atomic_fetch_sub_explicit(pass->inside, 1, memory_order_release);
         gr_cancel_restore(&pass->cancel_state);
 }
@@ -727,7 +821,16 @@ static bool is_idle(uint64_t most_ns)
 
 static bool may_sleep(void)
 {
-        return gr_sleep_is_on() && !is_wanted() && gr_driver.context_record;
+        return gr_sleep_is_on() && !atomic_load(&deep) && !is_wanted() && gr_driver.context_record &&
+               gr_deep_is_running();
+}
+
+/* Whether it may, and its GPU work ends within a moment. */
+static bool may_sleep_at_once(void)
+{
+        GR_OWN_CALLS;
+
+        return gr_own_calls && may_sleep() && is_idle(IDLE_NS);
 }
 
 /* Looks at the gate. Whether no call has passed it since the last look, or is inside. */
@@ -771,7 +874,7 @@ uint64_t gr_sleep_offer(int device)
                 return 0;
         if (!gr_trylock(&sleep_lock))
                 return atomic_load(&waking) ? 0 : GR_SLEEP_UNKNOWN;
-        since_ns = idle_since(device);
+        since_ns = atomic_load(&deep) ? 0 : idle_since(device);
         from_ns = gr_min(since_ns ? since_ns + GR_SLEEP_IDLE_NS : UINT64_MAX, turn_end_ns());
         gr_unlock(&sleep_lock);
         return from_ns == UINT64_MAX ? 0 : from_ns;
@@ -861,20 +964,26 @@ GR_HELD(sleep_lock) static uint64_t leave(int device, uint64_t idle_ns, bool yie
         return outcome.moved_bytes;
 }
 
-static uint64_t begin_sleep(int device, uint64_t idle_ns, bool yields)
+/* Locks sleep_lock while memory of another device leaves. False: a call has come to the gate. */
+GR_NOT_CHECKED static bool lock_to_sleep(void)
 {
-        uint64_t begin_ns = gr_driver.now_ns(), took_ns, bytes;
-
-        if (!may_sleep() || (!idle_ns && !is_idle(IDLE_NS)))
-                return 0;
-        while (!gr_trylock(&sleep_lock)) { /* while memory of another device leaves */
+        while (!gr_trylock(&sleep_lock)) {
                 if (atomic_load(&waking) || is_wanted())
-                        return 0;
+                        return false;
                 gr_operations_callbacks->going_on();
                 gr_driver.sleep_ns(PAUSE_NS);
         }
+        return true;
+}
+
+GR_NOT_CHECKED static uint64_t begin_sleep(int device, uint64_t idle_ns, bool yields)
+{
+        uint64_t begin_ns = gr_driver.now_ns(), took_ns, bytes;
+
+        if (!(idle_ns ? may_sleep() : may_sleep_at_once()) || !lock_to_sleep())
+                return 0;
         working = true;
-        bytes = leave(device, idle_ns, yields);
+        bytes = atomic_load(&deep) ? 0 : leave(device, idle_ns, yields);
         working = false;
         gr_unlock(&sleep_lock);
         if (bytes > 0) {
@@ -894,4 +1003,60 @@ uint64_t gr_sleep_begin(int device, uint64_t idle_ns)
 uint64_t gr_sleep_yield(int device)
 {
         return begin_sleep(device, GR_SLEEP_IDLE_NS, true);
+}
+
+/* The gate is shut, and what can leave has left: has the driver take the rest away. 0, or why it did not. */
+GR_HELD(sleep_lock) static uint64_t go_deep(void)
+{
+        uint64_t reason = GR_DEEP_IS_BUSY, sum = 1;
+
+        gr_assert_locked(&sleep_lock);
+        atomic_store(&deep, true);
+        for (unsigned n = 1; n <= SHUT_LOOKS && sum > 0 && !is_wanted(); n++) {
+                sum = 0;
+                for (int i = 0; i < GR_SHARDS; i++)
+                        sum += atomic_load(&beside.shards[i].part);
+                gr_lock_pause(n);
+        }
+        if (sum == 0 && !is_wanted())
+                reason = gr_deep_begin(room_on_host(), is_wanted);
+        if (reason)
+                atomic_store(&deep, false);
+        return reason;
+}
+
+GR_NOT_CHECKED uint64_t gr_sleep_deeply(void)
+{
+        uint64_t begin_ns = gr_driver.now_ns(), took_ns, reason = GR_DEEP_IS_BUSY;
+        struct outcome outcome = {0};
+        bool was_shut;
+
+        if (!gr_sleep_is_on())
+                return GR_DEEP_IS_OFF;
+        if (atomic_load(&deep))
+                return 0;
+        if (!may_sleep_at_once() || !lock_to_sleep())
+                return GR_DEEP_IS_BUSY;
+        working = true;
+        was_shut = atomic_load(&shut);
+        if (atomic_load(&deep)) {
+                reason = 0;
+        } else if (shut_idle(0)) {
+                for (int i = 0; i < GR_DEVICES_MAX; i++)
+                        gr_context_each(&gr_core, i, move_memory_out, &outcome);
+                reason = go_deep();
+        }
+        if (reason && !was_shut && !has_asleep())
+                atomic_store(&shut, false);
+        took_ns = gr_driver.now_ns() - begin_ns;
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                if (!reason && atomic_load(&gr_core.devices[i].deep_bytes) > 0)
+                        atomic_store(&gr_core.devices[i].last_sleep_ns, took_ns);
+        working = false;
+        gr_unlock(&sleep_lock);
+        if (reason)
+                gr_log(GR_LOG_DEBUG, "no deep sleep (%" PRIu64 ")", reason);
+        else
+                gr_log(GR_LOG_INFO, "deeply asleep, after %" PRIu64 " ms", took_ns / 1000000);
+        return reason;
 }

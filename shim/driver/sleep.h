@@ -25,6 +25,11 @@
  *
  * The library's own threads do not pass the gate. What they may do to memory that is asleep is to give it up: its copy
  * is freed then.
+ *
+ * In a deep sleep (deep_sleep.h) the gate stands in front of nearly every call of the driver. Calls that need no memory
+ * pass it only then (GR_PASS_DEEP): they are counted apart, as they neither keep the process awake nor end its idle
+ * time. One of them ends the deep sleep, and the memory stays where it is. The library's own threads are counted with
+ * them, and do not call the driver in a deep sleep (GR_OWN_CALLS).
  */
 #ifndef GR_SLEEP_H
 #define GR_SLEEP_H
@@ -84,6 +89,13 @@ uint64_t gr_sleep_offer(int device);
 uint64_t gr_sleep_begin(int device, uint64_t idle_ns);
 
 /*
+ * Puts the memory of all devices to sleep if the GPU is idle within a moment, and has the driver take the rest of the
+ * process off them. 0, or why it did not (enum gr_deep_reason, or a step and what the driver answered); then what has
+ * left is asleep. No lock is held.
+ */
+uint64_t gr_sleep_deeply(void);
+
+/*
  * As gr_sleep_begin for the sake of another process: if this one has been idle for GR_SLEEP_IDLE_NS, or its turn is
  * over. In the latter case the calls of the program wait at the gate: first until those inside have returned and the
  * GPU's work is done, for a second at most, and then, if memory has left, for as long as a turn takes. If none has, a
@@ -106,11 +118,14 @@ bool gr_sleep_is_asleep(void);
 /* One call that has passed the gate. A thread that was told to end does so after the call, as its count would stay. */
 struct gr_pass {
         _Atomic uint64_t *inside; /* where it is counted; NULL: nowhere */
+        bool beside;              /* there are those that only a deep sleep keeps out */
         int cancel_state;         /* to be restored, where it is counted */
         CUresult result;          /* not CUDA_SUCCESS: the memory could not be had again, and the call must fail */
 };
 
 struct gr_pass gr_sleep_enter(void);
+struct gr_pass gr_sleep_enter_deep(void); /* only a deep sleep keeps it out */
+struct gr_pass gr_sleep_enter_own(void);  /* inside is NULL where the thread must not call the driver now */
 void gr_sleep_leave(struct gr_pass *pass);
 
 static inline struct gr_pass gr_pass_gate(void)
@@ -124,11 +139,29 @@ static inline void gr_pass_end(struct gr_pass *pass)
                 gr_sleep_leave(pass);
 }
 
-/* At the beginning of a hook: wakes the process if it sleeps, and keeps it awake until the hook returns. */
-#define GR_PASS_GATE                                                                                                   \
-        __attribute__((cleanup(gr_pass_end))) struct gr_pass gr_pass = gr_pass_gate();                                 \
+static inline struct gr_pass gr_pass_deep(void)
+{
+        return __builtin_expect(gr_sleep_is_on(), 0) ? gr_sleep_enter_deep() : (struct gr_pass){.result = CUDA_SUCCESS};
+}
+
+#define GR_PASS(enter)                                                                                                 \
+        __attribute__((cleanup(gr_pass_end))) struct gr_pass gr_pass = enter();                                        \
                                                                                                                        \
         if (__builtin_expect(gr_pass.result != CUDA_SUCCESS, 0))                                                       \
         return gr_pass.result
+
+/* At the beginning of a hook: wakes the process if it sleeps, and keeps it awake until the hook returns. */
+#define GR_PASS_GATE GR_PASS(gr_pass_gate)
+
+/* The same for a call that needs no memory: only a deep sleep is ended, and kept off. */
+#define GR_PASS_DEEP GR_PASS(gr_pass_deep)
+
+/*
+ * Before the library calls the driver on its own account. gr_own_calls: whether it may, until the end of the block; it
+ * may not in a deep sleep, nor while something else has locked the process.
+ */
+#define GR_OWN_CALLS                                                                                                   \
+        __attribute__((cleanup(gr_pass_end))) struct gr_pass gr_own_pass = gr_sleep_enter_own();                       \
+        const bool gr_own_calls = gr_own_pass.inside != NULL
 
 #endif

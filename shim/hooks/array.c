@@ -18,6 +18,7 @@
 #include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/context.h"
 
 #define TILE_BYTES UINT64_C(64)
@@ -149,6 +150,7 @@ static CUresult create_charged(struct gr_context *context, uint64_t bytes, gr_ch
 
 GR_EXPORT CUresult CUDAAPI cuArrayCreate_v2(CUarray *handle, const CUDA_ARRAY_DESCRIPTOR *descriptor)
 {
+        GR_PASS_DEEP;
         struct request request = {.flat = descriptor};
         struct gr_context *context = NULL;
         uint64_t bytes = 0;
@@ -173,6 +175,7 @@ GR_EXPORT CUresult CUDAAPI cuArrayCreate_v2(CUarray *handle, const CUDA_ARRAY_DE
 
 GR_EXPORT CUresult CUDAAPI cuArray3DCreate_v2(CUarray *handle, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
 {
+        GR_PASS_DEEP;
         struct request request = {.deep = descriptor};
         struct gr_context *context = NULL;
         uint64_t bytes = 0;
@@ -193,6 +196,7 @@ GR_EXPORT CUresult CUDAAPI cuArray3DCreate_v2(CUarray *handle, const CUDA_ARRAY3
 GR_EXPORT CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *handle, const CUDA_ARRAY3D_DESCRIPTOR *descriptor,
                                                   unsigned int levels)
 {
+        GR_PASS_DEEP;
         struct request request = {.deep = descriptor, .levels = levels};
         struct gr_context *context = NULL;
         uint64_t bytes = 0;
@@ -212,6 +216,7 @@ GR_EXPORT CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *handle, cons
 
 GR_EXPORT CUresult CUDAAPI cuArrayDestroy(CUarray array)
 {
+        GR_PASS_DEEP;
         struct gr_accounted *entry = NULL;
         CUresult result;
         GR_NO_CANCEL;
@@ -225,6 +230,7 @@ GR_EXPORT CUresult CUDAAPI cuArrayDestroy(CUarray array)
 
 GR_EXPORT CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray mipmapped)
 {
+        GR_PASS_DEEP;
         struct gr_accounted *entry = NULL;
         CUresult result;
         GR_NO_CANCEL;

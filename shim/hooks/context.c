@@ -10,9 +10,11 @@
 #include "base/no_cancel.h"
 #include "device/device.h"
 #include "device/overhead.h"
+#include "driver/deep_sleep.h"
 #include "driver/mapped_memory.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/captures.h"
 #include "hooks/green_table.h"
 #include "hooks/segment_import.h"
@@ -429,6 +431,7 @@ static bool is_beyond_device(CUlimit limit, size_t value)
 
 GR_EXPORT CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value)
 {
+        GR_PASS_DEEP;
         CUresult result = GR_REAL(cuCtxSetLimit, limit, value);
 
         if (GR_IS_OUT_OF_MEMORY(result) && !is_beyond_device(limit, value))
@@ -447,17 +450,20 @@ static CUresult note_created(CUresult result, CUcontext *context, CUdevice dev)
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
 {
+        GR_PASS_DEEP;
         return note_created(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate, context, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev)
 {
+        GR_PASS_DEEP;
         return note_created(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate_v2, context, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count,
                                           unsigned int flags, CUdevice dev)
 {
+        GR_PASS_DEEP;
         return note_created(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate_v3, context, params, count, flags, dev)), context,
                             dev);
 }
@@ -465,22 +471,29 @@ GR_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *context, CUexecAffinityPara
 GR_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags,
                                           CUdevice dev)
 {
+        GR_PASS_DEEP;
         return note_created(GR_WITH_ROOM(dev, GR_REAL(cuCtxCreate_v4, context, params, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
 {
+        GR_PASS_DEEP;
+        gr_deep_never(GR_DEEP_IS_SHARED);
         return note_created(GR_WITH_ROOM(dev, GR_REAL(cuGLCtxCreate, context, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev)
 {
+        GR_PASS_DEEP;
+        gr_deep_never(GR_DEEP_IS_SHARED);
         return note_created(GR_WITH_ROOM(dev, GR_REAL(cuGLCtxCreate_v2, context, flags, dev)), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev, uint32_t vdp_device,
                                             void *vdp_get_proc_address)
 {
+        GR_PASS_DEEP;
+        gr_deep_never(GR_DEEP_IS_SHARED);
         return note_created(
                 GR_WITH_ROOM(dev, GR_REAL(cuVDPAUCtxCreate, context, flags, dev, vdp_device, vdp_get_proc_address)),
                 context, dev);
@@ -489,6 +502,8 @@ GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate(CUcontext *context, unsigned int fla
 GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev,
                                                uint32_t vdp_device, void *vdp_get_proc_address)
 {
+        GR_PASS_DEEP;
+        gr_deep_never(GR_DEEP_IS_SHARED);
         return note_created(
                 GR_WITH_ROOM(dev, GR_REAL(cuVDPAUCtxCreate_v2, context, flags, dev, vdp_device, vdp_get_proc_address)),
                 context, dev);
@@ -505,6 +520,7 @@ static void primary_retained(CUdevice dev, CUcontext primary)
 
 GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev)
 {
+        GR_PASS_DEEP;
         CUresult result;
         GR_NO_CANCEL;
 
@@ -588,18 +604,21 @@ static CUresult destroy_context(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real
 
 GR_EXPORT CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return destroy_context(ctx, gr_real.cuCtxDestroy, false);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return destroy_context(ctx, gr_real.cuCtxDestroy_v2, false);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return destroy_context(ctx, gr_real.cuCtxDetach, true);
 }
@@ -677,24 +696,28 @@ static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_
 
 GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return primary_ends(dev, gr_real.cuDevicePrimaryCtxRelease, false);
 }
 
 GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice dev)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return primary_ends(dev, gr_real.cuDevicePrimaryCtxRelease_v2, false);
 }
 
 GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice dev)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return primary_ends(dev, gr_real.cuDevicePrimaryCtxReset, true);
 }
 
 GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return primary_ends(dev, gr_real.cuDevicePrimaryCtxReset_v2, true);
 }
@@ -742,6 +765,7 @@ void gr_context_end_inactive(void)
 /* Work of the current context can now access the peer's blocks, so the peer's fences must cover it. */
 GR_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
 {
+        GR_PASS_DEEP;
         struct gr_context *current, *owner;
         CUresult result;
         GR_NO_CANCEL;

@@ -628,6 +628,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, 
 /* The entry is taken out first: as soon as the executable is destroyed, another one may get the same handle. */
 GR_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle)
 {
+        GR_PASS_DEEP;
         struct exec *exec;
         CUresult result;
         GR_KEEP_ERRNO;
@@ -647,6 +648,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle)
 GR_EXPORT CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
                                                   size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
+        GR_PASS_DEEP;
         gr_graph_memory_seen();
         return gr_real_given(GR_REAL(cuGraphAddMemAllocNode, node, graph, dependencies, count, params), &params->dptr);
 }
@@ -685,6 +687,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, c
 
 GR_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice dev)
 {
+        GR_PASS_DEEP;
         CUresult result = GR_REAL(cuDeviceGraphMemTrim, dev);
 
         if (result == CUDA_SUCCESS)

@@ -5,6 +5,7 @@
 #include "base/keep_errno.h"
 #include "base/no_cancel.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/captures.h"
 #include "hooks/context.h"
 #include "hooks/green_table.h"
@@ -13,6 +14,7 @@
 GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc description, CUdevice dev,
                                             unsigned int flags)
 {
+        GR_PASS_DEEP;
         GR_KEEP_ERRNO;
         CUresult result;
         GR_NO_CANCEL;
@@ -35,6 +37,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
 /* Remembers the conversion, so that no allocation is needed to find the owner of the memory. */
 GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx handle)
 {
+        GR_PASS_DEEP;
         CUresult result = GR_REAL(cuCtxFromGreenCtx, context, handle);
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
@@ -57,6 +60,7 @@ static CUresult destroy_green(CUgreenCtx handle)
 /* The driver also releases the primary context, which ends if nothing else retains it. */
 GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
 {
+        GR_PASS_DEEP;
         GR_KEEP_ERRNO;
         struct gr_release release;
         CUresult result;

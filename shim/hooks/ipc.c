@@ -27,13 +27,16 @@
 
 #include "base/no_cancel.h"
 #include "device/device.h"
+#include "driver/deep_sleep.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/context.h"
 #include "hooks/segment_import.h"
 
 void gr_ipc_begin_sharing(void)
 {
         gr_core_will_wait(&gr_core);
+        gr_deep_never(GR_DEEP_IS_SHARED);
 }
 
 void gr_ipc_mark(int fd)
@@ -62,6 +65,7 @@ static void note_opened(struct gr_context *context, struct gr_device *device, ui
 GR_EXPORT CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *external,
                                                   const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor)
 {
+        GR_PASS_DEEP;
         struct gr_context *context;
         GR_KEEP_ERRNO;
         bool own = false;
@@ -74,6 +78,8 @@ GR_EXPORT CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *external,
              (int)descriptor->type == 9 /* CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD, of newer toolkits */))
                 own = gr_ipc_is_own(descriptor->handle.fd);
         result = GR_REAL(cuImportExternalMemory, external, descriptor);
+        if (result == CUDA_SUCCESS)
+                gr_deep_never(GR_DEEP_IS_SHARED);
         if (result == CUDA_SUCCESS && gr_shim_ready() && !own) {
                 context = gr_context_current();
                 if (context)
@@ -84,6 +90,7 @@ GR_EXPORT CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *external,
 
 GR_EXPORT CUresult CUDAAPI cuDestroyExternalMemory(CUexternalMemory external)
 {
+        GR_PASS_DEEP;
         struct gr_accounted *entry = NULL;
         CUresult result;
         GR_NO_CANCEL;
@@ -142,6 +149,7 @@ static CUresult open_ipc(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int 
                 return open_segment(dptr, &handle, flags);
         result = gr_real_given(real(dptr, handle, flags), dptr);
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
+                gr_deep_never(GR_DEEP_IS_SHARED);
                 opened_ipc(*dptr);
         }
         return result;
@@ -149,12 +157,14 @@ static CUresult open_ipc(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int 
 
 GR_EXPORT CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int flags)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return open_ipc(dptr, handle, flags, gr_real.cuIpcOpenMemHandle);
 }
 
 GR_EXPORT CUresult CUDAAPI cuIpcOpenMemHandle_v2(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int flags)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return open_ipc(dptr, handle, flags, gr_real.cuIpcOpenMemHandle_v2);
 }
@@ -173,6 +183,7 @@ static unsigned long long buffer_at(CUdeviceptr ptr)
  */
 GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
 {
+        GR_PASS_DEEP;
         struct gr_accounted *entry = NULL;
         unsigned long long before = 0;
         GR_KEEP_ERRNO;
@@ -196,6 +207,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
 GR_EXPORT CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool,
                                                             CUmemAllocationHandleType type, unsigned long long flags)
 {
+        GR_PASS_DEEP;
         GR_NO_CANCEL;
         CUresult result = GR_REAL(cuMemPoolExportToShareableHandle, shareable, pool, type, flags);
 
@@ -207,6 +219,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *shareable, CUm
 GR_EXPORT CUresult CUDAAPI cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable,
                                                               CUmemAllocationHandleType type, unsigned long long flags)
 {
+        GR_PASS_DEEP;
         GR_NO_CANCEL;
         CUresult result = GR_REAL(cuMemPoolImportFromShareableHandle, pool, shareable, type, flags);
 
@@ -217,11 +230,13 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolImportFromShareableHandle(CUmemoryPool *pool
 
 GR_EXPORT CUresult CUDAAPI cuMemPoolImportPointer(CUdeviceptr *ptr, CUmemoryPool pool, CUmemPoolPtrExportData *data)
 {
+        GR_PASS_DEEP;
         return gr_real_given(GR_REAL(cuMemPoolImportPointer, ptr, pool, data), ptr);
 }
 
 GR_EXPORT CUresult CUDAAPI cuExternalMemoryGetMappedBuffer(CUdeviceptr *ptr, CUexternalMemory external,
                                                            const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *descriptor)
 {
+        GR_PASS_DEEP;
         return gr_real_given(GR_REAL(cuExternalMemoryGetMappedBuffer, ptr, external, descriptor), ptr);
 }

@@ -15,6 +15,7 @@
 #include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/context.h"
 #include "hooks/stream_ordered.h"
 
@@ -35,6 +36,7 @@ static int allocate_managed(void *arg)
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
 {
+        GR_PASS_DEEP;
         struct request request = {.bytes = bytesize, .flags = flags};
         struct gr_context *context;
         uint64_t footprint;

@@ -12,6 +12,7 @@
 #include "alloc/ladder.h"
 #include "device/overhead.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/context.h"
 
 #define OPTIONS_MOST 64u /* of the compiler; there are about 35 */
@@ -78,6 +79,7 @@ static bool limit_holds(void)
 
 GR_EXPORT CUresult CUDAAPI cuModuleLoad(CUmodule *module, const char *name)
 {
+        GR_PASS_DEEP;
         CUresult result = GR_WITH_ROOM(-1, GR_REAL(cuModuleLoad, module, name));
 
         KEEP_IF_IT_FITS(result, cuModuleUnload, module);
@@ -85,6 +87,7 @@ GR_EXPORT CUresult CUDAAPI cuModuleLoad(CUmodule *module, const char *name)
 
 GR_EXPORT CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image)
 {
+        GR_PASS_DEEP;
         CUresult result = GR_WITH_ROOM(-1, GR_REAL(cuModuleLoadData, module, image));
 
         KEEP_IF_IT_FITS(result, cuModuleUnload, module);
@@ -93,6 +96,7 @@ GR_EXPORT CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image)
 GR_EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count,
                                               CUjit_option *options, void **values)
 {
+        GR_PASS_DEEP;
         CUresult result = WITH_ROOM_AND_OPTIONS(count, values,
                                                 GR_REAL(cuModuleLoadDataEx, module, image, count, options, values));
 
@@ -101,6 +105,7 @@ GR_EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *module, const void *imag
 
 GR_EXPORT CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule *module, const void *image)
 {
+        GR_PASS_DEEP;
         CUresult result = GR_WITH_ROOM(-1, GR_REAL(cuModuleLoadFatBinary, module, image));
 
         KEEP_IF_IT_FITS(result, cuModuleUnload, module);
@@ -110,6 +115,7 @@ GR_EXPORT CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *cod
                                              unsigned int jit_count, CUlibraryOption *options, void **values,
                                              unsigned int count)
 {
+        GR_PASS_DEEP;
         CUresult result = WITH_ROOM_AND_OPTIONS(
                 jit_count, jit_values,
                 GR_REAL(cuLibraryLoadData, library, code, jit, jit_values, jit_count, options, values, count));
@@ -121,6 +127,7 @@ GR_EXPORT CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char 
                                                  void **jit_values, unsigned int jit_count, CUlibraryOption *options,
                                                  void **values, unsigned int count)
 {
+        GR_PASS_DEEP;
         CUresult result = WITH_ROOM_AND_OPTIONS(
                 jit_count, jit_values,
                 GR_REAL(cuLibraryLoadFromFile, library, file, jit, jit_values, jit_count, options, values, count));

@@ -22,6 +22,8 @@
 #include "driver/dlsym.h"
 #include "driver/nvml.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
+#include "hooks/nvml_gate.h"
 #include "hooks/stream_ordered.h"
 #include "system/environment.h"
 
@@ -183,6 +185,7 @@ static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigne
         uint64_t hard, group = GR_SIZE_NONE, share_free, share_total;
         char uuid[UUID_TEXT];
         bool in_use;
+        GR_OWN_CALLS;
         int ordinal = find_ordinal(nvml_device, uuid, &in_use);
 
         /* Where the library is off (a child after fork, a driver that is too old) the figures stay NVML's. */
@@ -197,8 +200,10 @@ static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigne
         if (hard == GR_SIZE_NONE && group == GR_SIZE_NONE && (!device || !gr_budget_limited(device)))
                 return;
         if (device) {
-                gr_context_each(&gr_core, ordinal, refresh_figures, device);
-                gr_segments_trim_merge_and_collect(&gr_core, device);
+                if (gr_own_calls) {
+                        gr_context_each(&gr_core, ordinal, refresh_figures, device);
+                        gr_segments_trim_merge_and_collect(&gr_core, device);
+                }
                 gr_budget_share(device, gr_pool_slab_bytes(&gr_core, device), free_bytes, total, &share_free,
                                 &share_total);
                 total = share_total;
@@ -217,11 +222,19 @@ static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigne
         *memory = (struct gr_nvml_memory){.total = total, .free = free_bytes, .used = total - *reserved - free_bytes};
 }
 
+/* As GR_PASS_DEEP (nvml_gate.h). */
+#define PASS_GATE                                                                                                      \
+        __attribute__((cleanup(gr_pass_end))) struct gr_pass pass = gr_pass_deep();                                    \
+                                                                                                                       \
+        if (pass.result != CUDA_SUCCESS)                                                                               \
+        return GR_NVML_UNKNOWN
+
 GR_EXPORT int nvmlDeviceGetMemoryInfo(void *nvml_device, struct gr_nvml_memory *memory)
 {
         unsigned long long reserved = 0;
         int result;
 
+        PASS_GATE;
         if (!find_real() || !real.nvmlDeviceGetMemoryInfo)
                 return FUNCTION_NOT_FOUND;
         result = real.nvmlDeviceGetMemoryInfo(nvml_device, memory);
@@ -237,6 +250,7 @@ GR_EXPORT int nvmlDeviceGetMemoryInfo_v2(void *nvml_device, struct memory_v2 *me
         struct gr_nvml_memory share;
         int result;
 
+        PASS_GATE;
         if (!find_real() || !real.nvmlDeviceGetMemoryInfo_v2)
                 return FUNCTION_NOT_FOUND;
         result = real.nvmlDeviceGetMemoryInfo_v2(nvml_device, memory);

@@ -8,6 +8,7 @@
 #include "base/no_cancel.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/captures.h"
 #include "hooks/context.h"
 #include "hooks/query.h"
@@ -119,6 +120,7 @@ static CUresult pin_memory(struct request *request, unsigned int kind, void **pp
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocHost_v2(void **pp, size_t bytesize)
 {
+        GR_PASS_DEEP;
         struct request request = {.bytes = bytesize};
 
         if (!is_charged(bytesize) || !pp || !gr_real.cuMemAllocHost_v2)
@@ -129,6 +131,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocHost_v2(void **pp, size_t bytesize)
 
 GR_EXPORT CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned int flags)
 {
+        GR_PASS_DEEP;
         struct request request = {.bytes = bytesize, .flags = flags};
 
         if (!is_charged(bytesize) || !pp || !gr_real.cuMemHostAlloc)
@@ -148,12 +151,14 @@ static CUresult register_host(void *p, size_t bytesize, unsigned int flags, __ty
 
 GR_EXPORT CUresult CUDAAPI cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int flags)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return register_host(p, bytesize, flags, gr_real.cuMemHostRegister_v2);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemHostRegister(void *p, size_t bytesize, unsigned int flags)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return register_host(p, bytesize, flags, gr_real.cuMemHostRegister);
 }
@@ -175,6 +180,7 @@ static CUresult free_charged(void *p, CUresult (*real)(void *))
 
 GR_EXPORT CUresult CUDAAPI cuMemFreeHost(void *p)
 {
+        GR_PASS_DEEP;
         GR_KEEP_ERRNO;
         int rc;
 
@@ -188,6 +194,7 @@ GR_EXPORT CUresult CUDAAPI cuMemFreeHost(void *p)
 
 GR_EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void *p, unsigned int flags)
 {
+        GR_PASS_DEEP;
         return GR_REAL(cuMemHostGetDevicePointer_v2, dptr, (void *)gr_query_unless_cached((CUdeviceptr)p), flags);
 }
 
@@ -198,6 +205,7 @@ GR_EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void 
  */
 GR_EXPORT CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *p)
 {
+        GR_PASS_DEEP;
         CUresult result = GR_REAL(cuMemHostGetFlags, flags, (void *)gr_query_unless_cached((CUdeviceptr)p));
         struct gr_block_info info;
         CUdeviceptr base;
@@ -210,6 +218,7 @@ GR_EXPORT CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *p)
 
 GR_EXPORT CUresult CUDAAPI cuMemHostUnregister(void *p)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return free_charged(p, gr_real.cuMemHostUnregister);
 }

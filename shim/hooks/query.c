@@ -145,6 +145,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_byt
 
 GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {
+        GR_PASS_DEEP;
         CUresult result = GR_REAL(cuDeviceTotalMem_v2, bytes, dev);
         struct gr_device *device;
 
@@ -158,6 +159,7 @@ GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 
 GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 {
+        GR_PASS_DEEP;
         CUresult result = GR_REAL(cuDeviceTotalMem, bytes, dev);
         struct gr_device *device;
 

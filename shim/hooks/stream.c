@@ -98,24 +98,28 @@ GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUg
 
 GR_EXPORT CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream)
 {
+        GR_PASS_DEEP;
         gr_capture_may_fork(stream, GR_NULL_LEGACY, GR_FORK_BY_EVENT);
         return GR_REAL(cuEventRecord, event, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventRecord_ptsz(CUevent event, CUstream stream)
 {
+        GR_PASS_DEEP;
         gr_capture_may_fork(stream, GR_NULL_PER_THREAD, GR_FORK_BY_EVENT);
         return GR_REAL(cuEventRecord_ptsz, event, stream);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
 {
+        GR_PASS_DEEP;
         gr_capture_may_fork(stream, GR_NULL_LEGACY, GR_FORK_BY_EVENT);
         return GR_REAL(cuEventRecordWithFlags, event, stream, flags);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned int flags)
 {
+        GR_PASS_DEEP;
         gr_capture_may_fork(stream, GR_NULL_PER_THREAD, GR_FORK_BY_EVENT);
         return GR_REAL(cuEventRecordWithFlags_ptsz, event, stream, flags);
 }
@@ -124,6 +128,7 @@ GR_EXPORT CUresult CUDAAPI cuEventRecordWithFlags_ptsz(CUevent event, CUstream s
 #define DEPENDENCIES(symbol, parameters, ...)                                                                          \
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
+                GR_PASS_DEEP;                                                                                          \
                 if (gr_captures_are_open())                                                                            \
                         gr_capture_forks(NULL, GR_FORK_BY_HAND);                                                       \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
@@ -144,6 +149,7 @@ DEPENDENCIES(cuStreamUpdateCaptureDependencies_v2_ptsz,
 #define CAPTURE_INFO(symbol, null_stream, parameters, ...)                                                             \
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
+                GR_PASS_DEEP;                                                                                          \
                 if (graph)                                                                                             \
                         gr_capture_may_fork(stream, null_stream, GR_FORK_BY_HAND);                                     \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
@@ -199,12 +205,14 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, enum gr_null_stream
 
 GR_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream stream, CUgraph *graph)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return end_capture(stream, graph, GR_NULL_LEGACY, gr_real.cuStreamEndCapture);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return end_capture(stream, graph, GR_NULL_PER_THREAD, gr_real.cuStreamEndCapture_ptsz);
 }
@@ -227,12 +235,14 @@ static CUresult destroy_stream(CUstream stream, __typeof__(cuStreamDestroy_v2) *
 
 GR_EXPORT CUresult CUDAAPI cuStreamDestroy(CUstream stream)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return destroy_stream(stream, gr_real.cuStreamDestroy);
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream stream)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return destroy_stream(stream, gr_real.cuStreamDestroy_v2);
 }
@@ -277,6 +287,7 @@ static void note_stream(CUresult result, const void *creator)
 
 GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)
 {
+        GR_PASS_DEEP;
         CUresult result;
         GR_NO_CANCEL; /* that streams overlap must be noted */
 
@@ -287,6 +298,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)
 
 GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
 {
+        GR_PASS_DEEP;
         CUresult result;
         GR_NO_CANCEL;
 
@@ -392,6 +404,7 @@ CUresult gr_stream_graph_began(CUresult result)
         GR_EXPORT CUresult CUDAAPI symbol(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,           \
                                           size_t count, const parameters *values)                                      \
         {                                                                                                              \
+                GR_PASS_DEEP;                                                                                          \
                 gr_stream_graph_node(type);                                                                            \
                 return GR_REAL(symbol, node, graph, dependencies, count, values);                                      \
         }

@@ -19,6 +19,7 @@
 #include "device/neighbour.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/captures.h"
 #include "hooks/context.h"
 #include "hooks/graph_memory.h"
@@ -414,6 +415,7 @@ static CUresult given_bytes(CUresult result, const CUdeviceptr *dptr, size_t byt
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return given_bytes(
                 alloc_async(dptr, bytes, stream, GR_NULL_LEGACY, gr_real.cuMemAllocAsync, gr_real.cuMemFreeAsync), dptr,
@@ -422,6 +424,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUst
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUstream stream)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return given_bytes(alloc_async(dptr, bytes, stream, GR_NULL_PER_THREAD, gr_real.cuMemAllocAsync_ptsz,
                                        gr_real.cuMemFreeAsync_ptsz),
@@ -430,6 +433,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytes,
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return given_bytes(alloc_from_pool(dptr, bytes, pool, stream, GR_NULL_LEGACY, gr_real.cuMemAllocFromPoolAsync,
                                            gr_real.cuMemFreeAsync),
@@ -439,6 +443,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t byt
 GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool,
                                                         CUstream stream)
 {
+        GR_PASS_DEEP;
         gr_shim_ready();
         return given_bytes(alloc_from_pool(dptr, bytes, pool, stream, GR_NULL_PER_THREAD,
                                            gr_real.cuMemAllocFromPoolAsync_ptsz, gr_real.cuMemFreeAsync_ptsz),
@@ -464,6 +469,7 @@ static void remember_seen(CUmemoryPool pool, const CUmemLocation *location, CUme
 
 GR_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
+        GR_PASS_DEEP;
         CUresult result;
         GR_NO_CANCEL; /* a pool that is not in the table would not be counted */
 
@@ -485,11 +491,13 @@ static CUresult asked_for(CUresult result, const CUmemoryPool *pool, const CUmem
 
 GR_EXPORT CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
+        GR_PASS_DEEP;
         return asked_for(GR_REAL(cuMemGetDefaultMemPool, pool, location, type), pool, location, type);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
+        GR_PASS_DEEP;
         return asked_for(GR_REAL(cuMemGetMemPool, pool, location, type), pool, location, type);
 }
 
@@ -550,6 +558,7 @@ GR_HELD(frees_lock) static void orphan_frees(void)
 
 GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
 {
+        GR_PASS_DEEP;
         CUstreamCaptureMode mode;
         uint64_t used_bytes;
         struct pool *pool;
@@ -725,6 +734,7 @@ CUresult gr_stream_ordered_free(CUdeviceptr ptr)
 /* The library's threshold must be set first, so that the program's threshold replaces it. */
 GR_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
+        GR_PASS_DEEP;
         struct gr_context *context;
 
         if (gr_shim_ready() && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
@@ -739,6 +749,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_at
 
 GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_bytes)
 {
+        GR_PASS_DEEP;
         struct pool *pool;
         CUresult result;
         GR_NO_CANCEL;

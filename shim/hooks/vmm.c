@@ -19,6 +19,7 @@
 #include "driver/mapped_memory.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "hooks/context.h"
 #include "hooks/ipc.h"
 #include "hooks/segment_import.h"
@@ -141,6 +142,7 @@ GR_HELD(gr_mappings) static void import_mapped(struct memory *import, size_t byt
 GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
                                        const CUmemAllocationProp *prop, unsigned long long flags)
 {
+        GR_PASS_DEEP;
         struct request request = {.bytes = bytes, .prop = prop, .flags = flags};
         enum gr_memory_kind kind = GR_MEMORY_MAPPED;
         struct gr_device *device = NULL;
@@ -197,6 +199,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
 
 GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
 {
+        GR_PASS_DEEP;
         struct memory *memory;
         CUresult result;
         GR_NO_CANCEL;
@@ -253,6 +256,7 @@ GR_HELD(gr_mappings) static bool enter_mapping(struct memory *memory, CUdevicept
 GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                                     unsigned long long flags)
 {
+        GR_PASS_DEEP;
         struct memory *memory;
         CUresult result;
         GR_NO_CANCEL;
@@ -305,6 +309,7 @@ GR_HELD(gr_mappings) static void range_unmapped(CUdeviceptr base, size_t bytes)
 
 GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
 {
+        GR_PASS_DEEP;
         CUresult result;
         GR_NO_CANCEL;
 
@@ -327,6 +332,7 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
 
 GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
+        GR_PASS_DEEP;
         CUdeviceptr at = (CUdeviceptr)(uintptr_t)address;
         CUmemGenericAllocationHandle retained;
         struct memory *memory;
@@ -396,6 +402,7 @@ static struct memory *new_import(CUmemGenericAllocationHandle handle, void *os_h
 GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
                                                           CUmemAllocationHandleType type)
 {
+        GR_PASS_DEEP;
         struct memory *fresh;
         GR_KEEP_ERRNO;
         CUresult result;
@@ -417,6 +424,7 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
 GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                                         CUmemAllocationHandleType type, unsigned long long flags)
 {
+        GR_PASS_DEEP;
         GR_NO_CANCEL;
         CUresult result = GR_REAL(cuMemExportToShareableHandle, shareable, handle, type, flags);
         struct memory *memory;

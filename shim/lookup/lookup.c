@@ -10,14 +10,27 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "base/log.h"
+#include "driver/deep_sleep.h"
 #include "driver/dlsym.h"
 #include "driver/real.h"
 #include "driver/sleep.h"
 #include "gpureclaim.h"
+#include "hooks/nvml_gate.h"
 #include "hooks/nvml_views.h"
 #include "hooks/runtime.h"
 
 __attribute__((visibility("hidden"))) void *gr_lookup_dlsym(void *handle, const char *name);
+
+/* Not all of these are declared in cuda.h. */
+#define GR_HOOK(symbol)
+#define GR_CALL(symbol)
+#define GR_NEED(symbol)
+#define GR_DEEP(symbol) GR_EXPORT void gr_deep_##symbol(void) __asm__(#symbol);
+#include "driver/hooks.def"
+#undef GR_HOOK
+#undef GR_CALL
+#undef GR_NEED
 
 /* The hooks, and where struct gr_real has the functions behind them. POSIX allows a function's address in a void *. */
 static const struct {
@@ -29,6 +42,7 @@ static const struct {
 #define GR_HOOK_GATED(symbol) {(void *)symbol, offsetof(struct gr_real, symbol), true},
 #define GR_CALL(symbol)
 #define GR_NEED(symbol)
+#define GR_DEEP(symbol) {(void *)gr_deep_##symbol, offsetof(struct gr_real, deep_##symbol), true},
 #include "driver/hooks.def"
 #undef GR_HOOK
 #undef GR_CALL
@@ -55,6 +69,60 @@ static void *swap_function(void *function)
         return function;
 }
 
+static bool is_hook(const void *function)
+{
+        for (size_t i = 0; i < HOOKS; i++)
+                if (hooks[i].hook == function)
+                        return true;
+        return false;
+}
+
+/*
+ * The program has looked up a function of the driver that no hook is for. If it is none of those that the driver serves
+ * at once, calls of it would wait in a deep sleep until something else ends that.
+ */
+static void note_unhooked(const char *name)
+{
+        static const char *const passes[] = {
+#define GR_HOOK(symbol)
+#define GR_CALL(symbol)
+#define GR_NEED(symbol)
+#define GR_PASSES(name) #name,
+#include "driver/hooks.def"
+#undef GR_HOOK
+#undef GR_CALL
+#undef GR_NEED
+        };
+
+        for (size_t i = 0; i < sizeof(passes) / sizeof(passes[0]); i++) {
+                size_t length = strlen(passes[i]);
+
+                if (strncmp(name, passes[i], length) == 0 && (!name[length] || name[length] == '_'))
+                        return;
+        }
+        gr_log(GR_LOG_DEBUG, "looked up, and not known: %s", name);
+        gr_deep_never(GR_DEEP_IS_UNKNOWN);
+}
+
+/* As swap_function, for a function that the driver has told. */
+static void *swap_told(const char *name, void *function)
+{
+        void *swapped = swap_function(function);
+
+        if (function && gr_sleep_is_on() && !is_hook(swapped))
+                note_unhooked(name);
+        return swapped;
+}
+
+/* Whether function, which was found by this name, is the driver's. */
+static bool is_of_driver(const char *name, const void *function)
+{
+        Dl_info info;
+
+        return name[2] >= 'A' && name[2] <= 'Z' && dladdr(function, &info) && info.dli_fname &&
+               strstr(info.dli_fname, "/libcuda.");
+}
+
 /* Whether function is a hook without a function of the driver behind it: no driver, or one that lacks the function. */
 static bool is_hollow(const void *function, bool ready)
 {
@@ -70,16 +138,18 @@ static bool is_hollow(const void *function, bool ready)
 /* As gr_lookup_dlsym, for names that begin with 'n'. */
 static void *nvml_symbol(void *handle, const char *name)
 {
-        void *hook = gr_nvml_views_hook(name), *found = hook ? gr_real_symbol(handle, name) : NULL, *swapped;
+        void *seen = gr_real_symbol(handle, name), *found = seen, *swapped;
 
         if (!found)
                 return AS_IF_ABSENT;
-        if (found == hook) { /* this library's own export, as in gr_lookup_dlsym */
+        if (found == gr_nvml_views_hook(name)) /* this library's own export, as in gr_lookup_dlsym */
                 found = gr_real_symbol(RTLD_NEXT, name);
-                return found ? gr_nvml_views_swap(found) : ANSWER_NULL;
-        }
+        if (!found)
+                return ANSWER_NULL;
         swapped = gr_nvml_views_swap(found);
-        return swapped != found ? swapped : AS_IF_ABSENT;
+        if (swapped == found)
+                swapped = gr_nvml_gate(name, found);
+        return swapped != seen ? swapped : AS_IF_ABSENT;
 }
 
 /* Called by dlsym.S, which says what the answers mean. */
@@ -110,7 +180,7 @@ void *gr_lookup_dlsym(void *handle, const char *name)
         }
         if (!ready)
                 return AS_IF_ABSENT;
-        hook = swap_function(found);
+        hook = gr_sleep_is_on() && is_of_driver(name, found) ? swap_told(name, found) : swap_function(found);
         return hook != found ? hook : AS_IF_ABSENT;
 }
 
@@ -123,7 +193,7 @@ GR_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, i
                 return GR_REAL(cuGetProcAddress_v2, symbol, pfn, cuda_version, flags, symbol_status);
         result = GR_REAL(cuGetProcAddress_v2, symbol, pfn, cuda_version, flags, symbol_status);
         if (result == CUDA_SUCCESS && pfn)
-                *pfn = swap_function(*pfn);
+                *pfn = swap_told(symbol, *pfn);
         return result;
 }
 
@@ -135,7 +205,7 @@ GR_EXPORT CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int 
                 return GR_REAL(cuGetProcAddress, symbol, pfn, cuda_version, flags);
         result = GR_REAL(cuGetProcAddress, symbol, pfn, cuda_version, flags);
         if (result == CUDA_SUCCESS && pfn)
-                *pfn = swap_function(*pfn);
+                *pfn = swap_told(symbol, *pfn);
         return result;
 }
 

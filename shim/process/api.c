@@ -17,6 +17,7 @@
 #include "device/overhead.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "driver/sleep.h"
 #include "gpureclaim.h"
 #include "system/workers.h"
 
@@ -182,6 +183,7 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *rung, uint64_t want
         struct gr_context *context;
         uint64_t back = 0;
         GR_KEEP_ERRNO;
+        GR_OWN_CALLS;
 
         while (rung && last <= GR_RUNG_DROP && strcmp(gr_rung_words[last], rung) != 0)
                 last++;
@@ -190,6 +192,8 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *rung, uint64_t want
         context = context_on(device);
         if (!context)
                 return -ENODEV;
+        if (!gr_own_calls) /* a deep sleep: nothing is left to give */
+                return 0;
         if (!want_bytes)
                 want_bytes = UINT64_MAX;
         for (enum gr_rung each = GR_RUNG_PURGE; each <= last && back < want_bytes; each++) {
@@ -260,6 +264,7 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
         struct gr_context *context;
         struct gr_device *of;
         GR_KEEP_ERRNO;
+        GR_OWN_CALLS;
 
         if (!ret_status || ret_status->struct_bytes < offsetof(struct gpureclaim_status, peak_live_bytes) ||
             device < 0 || device >= GR_DEVICES_MAX)
@@ -269,7 +274,7 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
                 return -ENODEV;
         of = context->device;
         status.struct_bytes = ret_status->struct_bytes < sizeof(status) ? ret_status->struct_bytes : sizeof(status);
-        if (status.struct_bytes > offsetof(struct gpureclaim_status, driver_bytes))
+        if (gr_own_calls && status.struct_bytes > offsetof(struct gpureclaim_status, driver_bytes))
                 gr_overhead_look(of, STATUS_AGE_NS);
         gr_figures_of_device(of, figures);
         /* Each public figure of the list is a field, and each field is one of them. */
@@ -284,7 +289,8 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
 #undef GR_FIGURE
 #undef INTERNAL
 #undef PUBLIC
-        gr_context_each(&gr_core, device, ask_device, &status);
+        if (gr_own_calls)
+                gr_context_each(&gr_core, device, ask_device, &status);
         memcpy(ret_status, &status, status.struct_bytes);
         return 0;
 }

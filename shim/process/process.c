@@ -144,6 +144,39 @@ static void end_sleep_at(uint64_t *sleep_ns, uint64_t at_ns, uint64_t now_ns)
                 *sleep_ns = at_ns > now_ns ? at_ns - now_ns : 1;
 }
 
+/* A look of the background thread. False: it must leave the driver alone for now. */
+static bool look_once(uint64_t *decay_ns, uint64_t *pause_ns)
+{
+        bool waiting = false;
+        uint64_t now_ns;
+        GR_OWN_CALLS;
+
+        if (!gr_own_calls)
+                return false;
+        if (atomic_load(&background_wanted)) {
+                gr_driver.sleep_ns(BACKGROUND_GATHER_NS);
+                atomic_store(&background_wanted, false);
+                if (!*decay_ns)
+                        *decay_ns = gr_driver.now_ns();
+                *pause_ns = BACKGROUND_GATHER_NS;
+        }
+        if (gr_shim_ready())
+                gr_pool_collect(&gr_core);
+        if (gr_shim_ready() && *pause_ns)
+                waiting = gr_trim_excess(&gr_core);
+        if (!waiting)
+                *pause_ns = 0;
+        else if (*pause_ns < BACKGROUND_MOST_NS)
+                *pause_ns *= 2;
+        now_ns = gr_driver.now_ns();
+        if (gr_shim_ready() && *decay_ns && now_ns >= *decay_ns) {
+                *decay_ns = gr_decay_run(&gr_core, now_ns);
+                if (*decay_ns)
+                        *decay_ns += decay_jitter_ns();
+        }
+        return true;
+}
+
 /*
  * The background thread. Ends where nothing is cached beyond a limit, nothing decays, and no statistics are kept;
  * wake_background starts it again.
@@ -152,12 +185,13 @@ static void *background_main(void *arg)
 {
         uint64_t decay_ns = 0, pause_ns = 0; /* time of the next decay; pause before the next look at fences; 0: none */
         uint64_t stats_ns = 1;               /* time of the next statistics, if they are kept */
+        bool held = false;                   /* the driver is to be left alone */
 
         (void)arg;
         gr_operations_relax_captures();
         gr_lock(&background_lock);
         while (!background.stop) {
-                bool wanted = atomic_load(&background_wanted), waiting = false;
+                bool wanted = atomic_load(&background_wanted);
                 uint64_t now_ns = gr_driver.now_ns(), sleep_ns = pause_ns;
                 struct timespec until;
 
@@ -165,8 +199,8 @@ static void *background_main(void *arg)
                 end_sleep_at(&sleep_ns, atomic_load(&keeps_stats) ? stats_ns : 0, now_ns);
                 if (sleep_ns > BACKGROUND_LOOK_NS)
                         sleep_ns = BACKGROUND_LOOK_NS;
-                if (!wanted && sleep_ns) {
-                        until = gr_platform_time_in(CLOCK_MONOTONIC, sleep_ns);
+                if (held || (!wanted && sleep_ns)) {
+                        until = gr_platform_time_in(CLOCK_MONOTONIC, held ? BACKGROUND_LOOK_NS : sleep_ns);
                         pthread_cond_timedwait(&background.changed, &background_lock.mutex, &until);
                 } else if (!wanted) {
                         break;
@@ -174,27 +208,8 @@ static void *background_main(void *arg)
                 if (background.stop || gr_platform_left_alone(gr_workers_running()))
                         break;
                 gr_unlock(&background_lock);
-                if (atomic_load(&background_wanted)) {
-                        gr_driver.sleep_ns(BACKGROUND_GATHER_NS);
-                        atomic_store(&background_wanted, false);
-                        if (!decay_ns)
-                                decay_ns = gr_driver.now_ns();
-                        pause_ns = BACKGROUND_GATHER_NS;
-                }
-                if (gr_shim_ready())
-                        gr_pool_collect(&gr_core);
-                if (gr_shim_ready() && pause_ns)
-                        waiting = gr_trim_excess(&gr_core);
-                if (!waiting)
-                        pause_ns = 0;
-                else if (pause_ns < BACKGROUND_MOST_NS)
-                        pause_ns *= 2;
+                held = !look_once(&decay_ns, &pause_ns);
                 now_ns = gr_driver.now_ns();
-                if (gr_shim_ready() && decay_ns && now_ns >= decay_ns) {
-                        decay_ns = gr_decay_run(&gr_core, now_ns);
-                        if (decay_ns)
-                                decay_ns += decay_jitter_ns();
-                }
                 if (gr_shim_ready() && atomic_load(&keeps_stats) && now_ns >= stats_ns) {
                         keep_stats();
                         stats_ns = now_ns + STATS_NS;
@@ -336,6 +351,15 @@ static int open_report(const char *path)
         return fd;
 }
 
+/* In a deep sleep the figures are those of before. */
+static void refresh_all(void)
+{
+        GR_OWN_CALLS;
+
+        if (gr_own_calls)
+                gr_context_each(&gr_core, -1, refresh_for_report, NULL);
+}
+
 static void write_stats(void)
 {
         struct report report = {.fd = STDERR_FILENO};
@@ -343,7 +367,7 @@ static void write_stats(void)
         char *text;
         int rc;
 
-        gr_context_each(&gr_core, -1, refresh_for_report, NULL);
+        refresh_all();
         if (gr_options.stats) {
                 char line[64];
 

@@ -1,9 +1,10 @@
 /*
- * A stand-in for NVIDIA's management library over the simulated device of the same process. GRNVML says what it hides:
- * "hidden" lists no process, as in another pid namespace; "stranger" lists a small one of another with our number;
- * "more" lists us with what a module takes besides; "nameless" tells no card's UUID; "short" tells too short a one;
- * "far" numbers the cards from 64 on; "slow" takes 20 ms to list processes, and "hidden,slow" to list none. Built as
- * GRNVML_OLD it is as it was before the second form of the figures of memory, and before indices.
+ * A stand-in for NVIDIA's management library over the simulated device of the same process, or over the one that it
+ * loads for itself where GRSIM_SHARED names a file. In a checkpointed process it does not return. GRNVML says what it
+ * hides: "hidden" lists no process, as in another pid namespace; "stranger" lists a small one of another with our
+ * number; "more" lists us with what a module takes besides; "nameless" tells no card's UUID; "short" tells too short a
+ * one; "far" numbers the cards from 64 on; "slow" takes 20 ms to list processes, and "hidden,slow" to list none. Built
+ * as GRNVML_OLD it is as it was before the second form of the figures of memory, and before indices.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -26,6 +27,7 @@
 #define EXPORT          __attribute__((visibility("default")))
 #define UUID_CHARACTERS 40 /* with "GPU-" */
 #define CARDS_MOST      8
+#define CHECKPOINTED    2 /* of CUprocessState */
 
 struct memory {
         unsigned long long total, free, used;
@@ -74,8 +76,25 @@ static const char *mode(void)
 static atomic_int started; /* how often, less how often ended */
 static atomic_int starter; /* the process that did: a child of a fork has to start it anew, as with the real one */
 
+static void *driver_call(const char *name)
+{
+        return dlsym(RTLD_DEFAULT, name);
+}
+
+/* As the real one, whose files the driver has closed. */
+static void wait_while_checkpointed(void)
+{
+        void *found = driver_call("cuCheckpointProcessGetState");
+        int (*get)(int, int *), state = CHECKPOINTED;
+
+        memcpy(&get, &found, sizeof get);
+        while (get && get(getpid(), &state) == 0 && state == CHECKPOINTED)
+                usleep(1000);
+}
+
 static bool is_started(void)
 {
+        wait_while_checkpointed();
         return atomic_load(&started) > 0 && atomic_load(&starter) == getpid();
 }
 
@@ -92,11 +111,6 @@ static bool exists(int number)
         return number >= 0 && number < CARDS_MOST && number < (devices ? atoi(devices) : 1);
 }
 
-static void *driver_call(const char *name)
-{
-        return dlsym(RTLD_DEFAULT, name);
-}
-
 static bool get_uuid(int number, unsigned char ret[16])
 {
         void *found = driver_call("grSimUuid");
@@ -108,26 +122,45 @@ static bool get_uuid(int number, unsigned char ret[16])
         return uuid != NULL;
 }
 
-/* Of the device of that UUID, which CUDA_VISIBLE_DEVICES may have given another number. */
-static unsigned long long used(void *device)
+/* The driver's number of the device of that UUID, which CUDA_VISIBLE_DEVICES may have given another number. */
+static int ordinal_of(void *device)
 {
-        void *found = driver_call("grSimUsedBytes"), *found_uuid = driver_call("cuDeviceGetUuid_v2");
+        void *found = driver_call("cuDeviceGetUuid_v2");
         int (*uuid)(unsigned char *, int);
         unsigned char wanted[16], its[16];
-        size_t (*bytes)(int);
 
-        memcpy(&bytes, &found, sizeof bytes);
-        memcpy(&uuid, &found_uuid, sizeof uuid);
-        if (!bytes || !uuid || !get_uuid(card(device), wanted))
-                return 0;
+        memcpy(&uuid, &found, sizeof uuid);
+        if (!uuid || !get_uuid(card(device), wanted))
+                return -1;
         for (int i = 0; uuid(its, i) == 0; i++)
                 if (memcmp(its, wanted, sizeof its) == 0)
-                        return bytes(i);
-        return 0;
+                        return i;
+        return -1;
+}
+
+static unsigned long long used(void *device)
+{
+        void *found = driver_call("grSimUsedBytes");
+        size_t (*bytes)(int);
+        int ordinal = ordinal_of(device);
+
+        memcpy(&bytes, &found, sizeof bytes);
+        return bytes && ordinal >= 0 ? bytes(ordinal) : 0;
 }
 
 int nvmlInit_v2(void)
 {
+        void *found;
+        int (*init)(unsigned);
+
+        wait_while_checkpointed();
+        if (!driver_call("grSimVersion") && getenv("GRSIM_SHARED")) {
+                dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+                found = driver_call("cuInit");
+                memcpy(&init, &found, sizeof init);
+                if (init)
+                        init(0);
+        }
         if (!driver_call("grSimVersion"))
                 return NO_DRIVER;
         if (atomic_exchange(&starter, getpid()) != getpid())
@@ -235,21 +268,33 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret)
 /* A hundred others first, so that the list does not fit at once. */
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *ret)
 {
-        enum { OTHERS = 100 };
-        unsigned room = *count, listed = strncmp(mode(), "hidden", 6) == 0 ? 0 : OTHERS + 1;
-        unsigned long long more = strcmp(mode(), "more") == 0 ? MORE_BYTES : 0;
+        enum { OTHERS = 100, OURS = 16 };
+        struct process ours[OURS];
+        unsigned room = *count, listed = 0;
+        int ordinal = ordinal_of(device);
+        void *found = driver_call("grSimProcess");
+        bool (*process)(int, unsigned, unsigned *, size_t *);
+        size_t bytes;
 
+        if (!is_started())
+                return UNINITIALIZED;
+        memcpy(&process, &found, sizeof process);
         times_listed++;
         if (strstr(mode(), "slow"))
                 usleep(20000);
-        *count = listed;
-        if (room < listed)
+        for (unsigned i = 0; process && ordinal >= 0 && listed < OURS; i++) {
+                if (!process(ordinal, i, &ours[listed].pid, &bytes))
+                        break;
+                if (bytes > 0) /* it has a context */
+                        ours[listed++].used = strcmp(mode(), "stranger") == 0 ? 4096
+                                              : strcmp(mode(), "more") == 0   ? bytes + MORE_BYTES
+                                                                              : bytes;
+        }
+        *count = strncmp(mode(), "hidden", 6) == 0 ? 0 : OTHERS + listed;
+        if (room < *count)
                 return INSUFFICIENT;
-        for (unsigned i = 0; i < listed; i++)
-                ret[i] = (struct process){.pid = 5000000 + i, .used = 12345678};
-        if (listed)
-                ret[listed - 1] =
-                        (struct process){.pid = (unsigned)getpid(),
-                                         .used = strcmp(mode(), "stranger") == 0 ? 4096 : used(device) + more};
+        for (unsigned i = 0; i < *count; i++)
+                ret[i] = i < OTHERS ? (struct process){.pid = 5000000 + i, .used = 12345678}
+                                    : (struct process){.pid = ours[i - OTHERS].pid, .used = ours[i - OTHERS].used};
         return 0;
 }

@@ -121,7 +121,7 @@ static void linked_symbols(void)
         say("linked cuMemFree_v2", (void *)cuMemFree);
         say("linked cuCtxDestroy_v2", (void *)cuCtxDestroy);
         say("linked cuGetProcAddress_v2", (void *)cuGetProcAddress);
-        say("linked cuInit", (void *)cuInit);
+        say("linked cuGetErrorName", (void *)cuGetErrorName);
         say("linked cuLaunchKernel", (void *)cuLaunchKernel);
 }
 

@@ -111,15 +111,18 @@ size_t on_device(void)
         return bytes;
 }
 
-/* What the command says of this process; its exit status. */
-static int command(const char *words, char *said, size_t bytes)
+int command(const char *words, char *said, size_t bytes)
 {
+        const char *deep = "";
         char line[512];
         FILE *file;
         size_t length;
         int status;
 
-        snprintf(line, sizeof(line), "env -u LD_PRELOAD \"$GR_TEST_COMMAND\" %s %d 2>&1", words, (int)getpid());
+        if (getenv("GR_TEST_DEEP") && strncmp(words, "sleep", 5) == 0)
+                deep = " --deep";
+        snprintf(line, sizeof(line), "env -u LD_PRELOAD \"$GR_TEST_COMMAND\" %.*s%s%s %d 2>&1", deep[0] ? 5 : 0, words,
+                 deep, words + (deep[0] ? 5 : 0), (int)getpid());
         file = popen(line, "r");
         if (!file)
                 gt_die("no shell");
@@ -542,15 +545,46 @@ int main(int argc, char **argv)
                 const char *name;
                 mode_function *run;
         } modes[] = {
-                {"contents", mode_contents},     {"calls", mode_calls},   {"busy", mode_busy},
-                {"exported", mode_exported},     {"slowly", mode_slowly}, {"reset", mode_reset},
-                {"processors", mode_processors}, {"inside", mode_inside}, {"turned", mode_turned},
-                {"cancelled", mode_cancelled},   {"random", mode_random}, {"exit", mode_exit},
-                {"leaving", mode_leaving},       {"full", mode_full},     {"take", mode_take},
-                {"stays-busy", mode_stays_busy}, {"stays", mode_stays},   {"ending", mode_ending},
-                {"devices", mode_devices},       {"first", mode_first},   {"joins", mode_joins},
-                {"failing", mode_failing},       {"idle", mode_idle},     {"host", mode_host},
+                {"contents", mode_contents},
+                {"calls", mode_calls},
+                {"busy", mode_busy},
+                {"exported", mode_exported},
+                {"slowly", mode_slowly},
+                {"reset", mode_reset},
+                {"processors", mode_processors},
+                {"inside", mode_inside},
+                {"turned", mode_turned},
+                {"cancelled", mode_cancelled},
+                {"random", mode_random},
+                {"exit", mode_exit},
+                {"leaving", mode_leaving},
+                {"full", mode_full},
+                {"take", mode_take},
+                {"stays-busy", mode_stays_busy},
+                {"stays", mode_stays},
+                {"ending", mode_ending},
+                {"devices", mode_devices},
+                {"first", mode_first},
+                {"joins", mode_joins},
+                {"failing", mode_failing},
+                {"idle", mode_idle},
+                {"host", mode_host},
                 {"files", mode_files},
+                {"deep", mode_deep},
+                {"deep-calls", mode_deep_calls},
+                {"deep-fails", mode_deep_fails},
+                {"deep-full", mode_deep_full},
+                {"deep-not", mode_deep_not},
+                {"deep-ends", mode_deep_ends},
+                {"deep-beside", mode_deep_beside},
+                {"foreign", mode_foreign},
+                {"deep-killed", mode_deep_killed},
+                {"deep-taker", mode_deep_taker},
+                {"deep-room", mode_deep_room},
+                {"deep-worker", mode_deep_worker},
+                {"deep-unseen", mode_deep_unseen},
+                {"deep-nvml", mode_deep_nvml},
+                {"deep-blind", mode_deep_blind},
         };
 
         arguments = argv;

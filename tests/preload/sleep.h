@@ -18,6 +18,10 @@ extern size_t sizes[MANY];
 /* With this variable, which the simulated device reads when it starts; returns where the program has it. */
 void run_anew(const char *variable, const char *value);
 size_t on_device(void);
+/*
+ * What the command says of this process; its exit status. With GR_TEST_DEEP its sleep is a deep one.
+ */
+int command(const char *words, char *said, size_t bytes);
 /* The command with these arguments; whether the process is asleep then. */
 bool fall_asleep(const char *words);
 /* It must fall asleep; when: what is printed of this. */
@@ -34,6 +38,9 @@ CUresult read_a_block(void);
 /* Modes. */
 typedef void mode_function(void);
 mode_function mode_idle, mode_inside, mode_turned, mode_leaving, mode_cancelled, mode_random, mode_exit, mode_reset,
-        mode_stays, mode_stays_busy, mode_ending, mode_first, mode_joins, mode_devices, mode_full, mode_take;
+        mode_stays, mode_stays_busy, mode_ending, mode_first, mode_joins, mode_devices, mode_full, mode_take, mode_deep,
+        mode_deep_calls, mode_deep_fails, mode_deep_full, mode_deep_not, mode_deep_ends, mode_deep_beside, mode_foreign,
+        mode_deep_killed, mode_deep_worker, mode_deep_taker, mode_deep_room, mode_deep_unseen, mode_deep_nvml,
+        mode_deep_blind;
 
 #endif

@@ -167,7 +167,8 @@ static void *work(void *arg)
                         gt_sleep_us(rand_r(&seed) % 3000);
                 GR_MUST(cuMemcpyDtoDAsync(to, from, bytes, mine));
                 GR_MUST(cuStreamSynchronize(mine));
-                gt_sleep_us(rand_r(&seed) % 60000);
+                /* A deep sleep begins only where no call waits for its end. */
+                gt_sleep_us(rand_r(&seed) % (getenv("GR_TEST_DEEP") ? 2000000 : 60000));
                 GR_MUST(cuMemcpyDtoH(copy, to, bytes));
                 for (size_t i = 0; i < bytes / 4; i++)
                         wrong += copy[i] != value;

@@ -116,11 +116,14 @@ for option in $(gpureclaim options | grep -o '^GPURECLAIM_[A-Z_]*'); do
 done
 
 # Completion, with a process under the library.
-coproc program { exec gpureclaim run --sim -- python3 "$source/tests/tools/scene.py"; }
+coproc program { exec gpureclaim run --sim --sleep demand -- python3 "$source/tests/tools/scene.py"; }
 pid=$!
 echo alloc 0 64 >&"${program[1]}"
 read -r -t 30 answer <&"${program[0]}"
 is "a program that allocates" "$answer" 0
+# The library finds the command. There is no NVML for the simulated device here, so that one has no answer.
+out=$(gpureclaim sleep --deep "$pid" 2>&1)
+[[ $out == *"status --room gave no answer"* ]] || fail "sleep --deep: $out"
 
 # completes WORD...: what bash offers for the last word.
 completes() (

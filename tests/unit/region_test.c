@@ -42,6 +42,7 @@ static void test_layout(void)
         AT(gr_slot, sleep_from_ns, 88);
         AT(gr_slot, name, 96);
         AT(gr_slot, figures, 128);
+        AT(gr_slot, deep_refusal, 312);
 #undef AT
         GR_CHECK_EQ(sizeof(struct gr_slot), 320);
         GR_CHECK_EQ(GR_FIGURE_device_total, 0);
@@ -61,7 +62,8 @@ static void test_layout(void)
         GR_CHECK_EQ(GR_FIGURE_asleep, 14);
         GR_CHECK_EQ(GR_FIGURE_last_sleep, 15);
         GR_CHECK_EQ(GR_FIGURE_last_wake, 16);
-        GR_CHECK_EQ(GR_SHARED_FIGURES, 17);
+        GR_CHECK_EQ(GR_FIGURE_asleep_deep, 17);
+        GR_CHECK_EQ(GR_SHARED_FIGURES, 18);
 }
 
 /* Valid magic, everything behind it anything. */

@@ -21,7 +21,7 @@ nm -D --defined-only --extern-only "$library" | awk '$2 != "A" { sub(/@.*/, "", 
         sort -u >"$dir/exported"
 {
         echo dlsym
-        sed -n 's/^GR_\(HOOK\|HOOK_[A-Z_]*\|NVML\|RUNTIME\|CUPTI\)(\([A-Za-z0-9_]*\)).*/\2/p' "$hooks"
+        sed -n 's/^GR_\(\(HOOK\|DEEP\)[A-Z_]*\|NVML\|RUNTIME\|CUPTI\)(\([A-Za-z0-9_]*\)).*/\3/p' "$hooks"
 } | sort -u >"$dir/wanted"
 grep -v '^gpureclaim_' "$dir/exported" >"$dir/foreign" || true
 
