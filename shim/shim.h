@@ -27,7 +27,7 @@
 #include "alloc/pool.h"
 #include "base/keep_errno.h"
 #include "core.h"
-#include "old_toolkit.h"
+#include "newer.h"
 
 #define GR_EXPORT __attribute__((visibility("default")))
 

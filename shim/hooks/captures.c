@@ -23,6 +23,8 @@ static _Atomic unsigned objects; /* how many user objects made here the driver s
 static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
 /* The number of the capture that the thread has submitted work to last. */
 static _Thread_local __attribute__((tls_model("initial-exec"))) uint64_t last_worked_for;
+/* The thread holds the gate while the driver begins a capture. */
+static _Thread_local __attribute__((tls_model("initial-exec"))) bool beginning;
 static pthread_key_t thread_key; /* set in threads that have begun a capture: thread_ends */
 static bool thread_key_made;
 
@@ -64,6 +66,19 @@ static void wake_if_over(void)
 
         if (gr_graph_holds_are_over(&gr_core) && gr_core.wake)
                 gr_core.wake(&gr_core);
+}
+
+void gr_captures_begin_enter(void)
+{
+        gr_gate_begin_enter(&gr_core.gate);
+        beginning = true;
+}
+
+void gr_captures_begin_leave(bool began)
+{
+        beginning = false;
+        gr_gate_begin_leave(&gr_core.gate, began);
+        wake_if_over();
 }
 
 /* Takes the capture with this number, or one of the context, off the list. False: there is none. */
@@ -179,7 +194,8 @@ static void CUDA_CB graph_destroyed(void *hold)
 {
         atomic_fetch_sub(&objects, 1);
         gr_graph_hold_release(hold);
-        wake_if_over();
+        if (!beginning) /* a graph that is captured again: gr_captures_begin_leave follows */
+                wake_if_over();
 }
 
 /* Gives graph a user object that is a user of hold. Returns the driver's error. */

@@ -73,6 +73,13 @@ void gr_capture_over(uint64_t number, CUcontext context);
 void gr_captures_context_gone(CUcontext context);
 
 /*
+ * gr_gate_begin_enter and gr_gate_begin_leave for a capture of the program's. Before a graph is captured again, the
+ * driver lets go of its user objects. What is over thereby is looked at when the gate has been left.
+ */
+void gr_captures_begin_enter(void);
+void gr_captures_begin_leave(bool began);
+
+/*
  * Makes room for one more capture on the list. The gate's exclusive side is held, so no other thread takes the room.
  * False: out of memory.
  */

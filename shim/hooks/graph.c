@@ -673,17 +673,20 @@ GR_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *node, CUgraph graph, cons
         return node_added(result, params);
 }
 
-GR_EXPORT CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
-                                             const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *params)
-{
-        GR_PASS_GATE;
-        CUresult result;
-
-        if (params)
-                gr_stream_graph_node(params->type);
-        result = GR_REAL(cuGraphAddNode_v2, node, graph, dependencies, edges, count, params);
-        return node_added(result, params);
-}
+#define ADD_NODE(symbol)                                                                                               \
+        GR_EXPORT CUresult CUDAAPI symbol(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,           \
+                                          const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *params)       \
+        {                                                                                                              \
+                GR_PASS_GATE;                                                                                          \
+                CUresult result;                                                                                       \
+                                                                                                                       \
+                if (params)                                                                                            \
+                        gr_stream_graph_node(params->type);                                                            \
+                result = GR_REAL(symbol, node, graph, dependencies, edges, count, params);                             \
+                return node_added(result, params);                                                                     \
+        }
+ADD_NODE(cuGraphAddNode_v2)
+ADD_NODE(cuGraphAddNode_v3)
 
 GR_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice dev)
 {

@@ -49,12 +49,12 @@ enum target { NEW_GRAPH, INTO_GRAPH };
                 GR_NO_CANCEL; /* the gate would stay shut */                                                           \
                 capture = about_to_begin(stream, null_stream, mode);                                                   \
                 capture.forked = capture.unordered = target == INTO_GRAPH;                                             \
-                gr_gate_begin_enter(&gr_core.gate);                                                                    \
+                gr_captures_begin_enter();                                                                             \
                 /* A capture that is not on the list would keep the gate shut for good. */                             \
                 result = gr_captures_have_room() ? GR_REAL(symbol, __VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;            \
                 if (result == CUDA_SUCCESS)                                                                            \
                         gr_capture_began(&capture);                                                                    \
-                gr_gate_begin_leave(&gr_core.gate, result == CUDA_SUCCESS);                                            \
+                gr_captures_begin_leave(result == CUDA_SUCCESS);                                                       \
                 return result;                                                                                         \
         } while (0)
 
@@ -94,6 +94,37 @@ GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUg
 {
         BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, GR_NULL_PER_THREAD, INTO_GRAPH, mode, stream, stream, graph,
                       dependencies, edges, count, mode);
+}
+
+/*
+ * The nodes of the graph are captured again. The driver first lets go of the graph's user objects. So what an earlier
+ * capture was given is from then on in use only by the executables that were made of the graph (captures.c).
+ */
+GR_EXPORT CUresult CUDAAPI cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
+                                                         CUgraphRecaptureCallback callback, void *arg)
+{
+        BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph, GR_NULL_LEGACY, INTO_GRAPH, mode, stream, stream, mode, graph,
+                      callback, arg);
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
+                                                              CUgraphRecaptureCallback callback, void *arg)
+{
+        BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz, GR_NULL_PER_THREAD, INTO_GRAPH, mode, stream, stream, mode,
+                      graph, callback, arg);
+}
+
+/* A capture into a list of commands for a graphics interface, which runs them. It is as a relaxed one. */
+GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToCig(CUstream stream, CUstreamCigCaptureParams *parameters)
+{
+        BEGIN_CAPTURE(cuStreamBeginCaptureToCig, GR_NULL_LEGACY, INTO_GRAPH, CU_STREAM_CAPTURE_MODE_RELAXED, stream,
+                      stream, parameters);
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToCig_ptsz(CUstream stream, CUstreamCigCaptureParams *parameters)
+{
+        BEGIN_CAPTURE(cuStreamBeginCaptureToCig_ptsz, GR_NULL_PER_THREAD, INTO_GRAPH, CU_STREAM_CAPTURE_MODE_RELAXED,
+                      stream, stream, parameters);
 }
 
 GR_EXPORT CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream)
@@ -172,34 +203,49 @@ CAPTURE_INFO(cuStreamGetCaptureInfo_v3_ptsz, GR_NULL_PER_THREAD,
               const CUgraphEdgeData **edges, size_t *count),
              stream, status, id, graph, nodes, edges, count)
 
-/* A failed end may leave the capture open (wrong thread or stream) or close it (the capture was invalidated). */
-static CUresult end_capture(CUstream stream, CUgraph *graph, enum gr_null_stream null_stream,
-                            __typeof__(cuStreamEndCapture) *real)
+/* The number of the capture that an end would end; 0: none. */
+static uint64_t number_to_end(CUstream stream, enum gr_null_stream null_stream)
 {
-        CUstreamCaptureStatus status;
+        const bool own = gr_capture_identity(stream, null_stream) == gr_capture_own_stream();
         CUcontext current = NULL;
-        uint64_t number;
-        bool own;
-        CUresult result;
 
-        if (!real)
-                return CUDA_ERROR_NOT_FOUND;
-        GR_NO_CANCEL; /* a capture that is over must leave the list */
-        own = gr_capture_identity(stream, null_stream) == gr_capture_own_stream();
         if (own && gr_shim_ready() && gr_captures_are_open())
                 gr_real.cuCtxGetCurrent(&current);
         /* Without a current context there is no per-thread stream that could be meant, and the driver ends nothing. */
-        number = own && !current ? 0 : gr_capture_number(gr_capture_identity(stream, null_stream), current);
-        result = real(stream, graph);
-        if (!gr_shim_ready())
-                return result;
-        if (result == CUDA_SUCCESS && number && graph && *graph)
-                gr_capture_became(number, *graph);
+        return own && !current ? 0 : gr_capture_number(gr_capture_identity(stream, null_stream), current);
+}
+
+/*
+ * The driver's end has this result. A failed one may leave the capture open (wrong thread or stream) or close it (the
+ * capture was invalidated).
+ */
+static void note_end(CUstream stream, enum gr_null_stream null_stream, uint64_t number, CUresult result)
+{
+        CUstreamCaptureStatus status;
+
         if (result == CUDA_SUCCESS || !gr_real.cuStreamIsCapturing ||
             gr_real.cuStreamIsCapturing(null_stream == GR_NULL_PER_THREAD && !stream ? CU_STREAM_PER_THREAD : stream,
                                         &status) != CUDA_SUCCESS ||
             status == CU_STREAM_CAPTURE_STATUS_NONE)
                 gr_capture_over(number, NULL);
+}
+
+static CUresult end_capture(CUstream stream, CUgraph *graph, enum gr_null_stream null_stream,
+                            __typeof__(cuStreamEndCapture) *real)
+{
+        uint64_t number;
+        CUresult result;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        GR_NO_CANCEL; /* a capture that is over must leave the list */
+        number = number_to_end(stream, null_stream);
+        result = real(stream, graph);
+        if (!gr_shim_ready())
+                return result;
+        if (result == CUDA_SUCCESS && number && graph && *graph)
+                gr_capture_became(number, *graph);
+        note_end(stream, null_stream, number, result);
         return result;
 }
 
@@ -216,6 +262,20 @@ GR_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream stream, CUgraph *gra
         gr_shim_ready();
         return end_capture(stream, graph, GR_NULL_PER_THREAD, gr_real.cuStreamEndCapture_ptsz);
 }
+
+#define END_CAPTURE_TO_CIG(symbol, null_stream)                                                                        \
+        GR_EXPORT CUresult CUDAAPI symbol(CUstream stream)                                                             \
+        {                                                                                                              \
+                GR_NO_CANCEL; /* as in end_capture */                                                                  \
+                uint64_t number = number_to_end(stream, null_stream);                                                  \
+                CUresult result = GR_REAL(symbol, stream);                                                             \
+                                                                                                                       \
+                if (gr_shim_ready())                                                                                   \
+                        note_end(stream, null_stream, number, result);                                                 \
+                return result;                                                                                         \
+        }
+END_CAPTURE_TO_CIG(cuStreamEndCaptureToCig, GR_NULL_LEGACY)
+END_CAPTURE_TO_CIG(cuStreamEndCaptureToCig_ptsz, GR_NULL_PER_THREAD)
 
 /* A stream that is destroyed takes its capture with it (docs/measurements.md, capture-end). */
 static CUresult destroy_stream(CUstream stream, __typeof__(cuStreamDestroy_v2) *real)
@@ -360,6 +420,8 @@ static CUresult note_wait(bool told, CUresult result)
         }
 
 HOST_WAIT(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *arg), stream, function, arg)
+HOST_WAIT(cuLaunchHostFunc_v2, (CUstream stream, CUhostFn function, void *arg, unsigned int mode), stream, function,
+          arg, mode)
 HOST_WAIT(cuStreamAddCallback, (CUstream stream, CUstreamCallback callback, void *arg, unsigned int flags), stream,
           callback, arg, flags)
 HOST_WAIT(cuStreamWaitValue32, (CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned int flags), stream,

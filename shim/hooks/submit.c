@@ -297,6 +297,11 @@ WRITE(cuStreamWriteValue64, stream, write_at(stream, to),
       (CUstream stream, CUdeviceptr to, cuuint64_t value, unsigned int flags), stream, to, value, flags)
 WRITE(cuStreamWriteValue64_v2, stream, write_at(stream, to),
       (CUstream stream, CUdeviceptr to, cuuint64_t value, unsigned int flags), stream, to, value, flags)
+WRITE(cuMemcpyWithAttributesAsync, stream, write_at(stream, to),
+      (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUmemcpyAttributes *attributes, CUstream stream), to, from,
+      bytes, attributes, stream)
+WRITE(cuMemcpy3DWithAttributesAsync, stream, copy_each(stream, copy, 1),
+      (CUDA_MEMCPY3D_BATCH_OP * copy, unsigned long long flags, CUstream stream), copy, flags, stream)
 
 /*
  * Copies and fills without a stream. Those on the legacy default stream of one context only pass the sleep gate, and

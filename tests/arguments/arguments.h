@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "newer.h"
+
 #ifndef GR_LINKED
 #define GR_LINKED 0 /* 1: in a program made with the library's own objects */
 #endif

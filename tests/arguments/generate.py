@@ -3,15 +3,15 @@
 
     generate.py HOOKS_DEF CC [CC_ARGUMENT...]
 
-The list is shim/driver/hooks.def, but for what is passed on as it is; the signatures are cuda.h's, after the
-preprocessor. What each kind of parameter is tried with stands in arguments.h.
+The list is shim/driver/hooks.def, but for what is passed on as it is; the signatures are those of cuda.h and
+shim/newer.h, after the preprocessor. What each kind of parameter is tried with stands in arguments.h.
 """
 import re
 import subprocess
 import sys
 
 hooks = {name: needed for needed, name in re.findall(r"^GR_HOOK(_NEEDED)?\((\w+)\)$", open(sys.argv[1]).read(), re.M)}
-preprocess = ["-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-include", "cuda.h", "-xc", "/dev/null"]
+preprocess = ["-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-include", "newer.h", "-xc", "/dev/null"]
 header = subprocess.run(sys.argv[2:] + preprocess,
                         check=True, capture_output=True, text=True).stdout
 prototypes = dict(re.findall(r"CUresult\s+(cu\w+)\s*\(([^()]*)\)\s*;", header))
@@ -57,7 +57,7 @@ for name in hooks:
     if re.match("cu(GL|VDPAU)Ctx", name):  # of cudaGL.h and cudaVDPAU.h, which need headers of others
         continue
     if name not in prototypes:
-        sys.exit(f"generate.py: no prototype of {name} in cuda.h")
+        sys.exit(f"generate.py: no prototype of {name} in cuda.h or newer.h")
     listed = prototypes[name].strip()
     parameters = [p.strip() for p in listed.split(",")] if listed not in ("", "void") else []
     kinds = [kind(p) for p in parameters]

@@ -5,6 +5,7 @@
  * Ends with status 1 when memory has wrong contents.
  */
 #include "gputest.h"
+#include "newer.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -380,6 +381,81 @@ static void short_of_memory(void)
         GR_MUST(cuStreamDestroy(other));
 }
 
+static CUgraph recaptured;
+
+static CUresult begin_again(CUstream on)
+{
+        __typeof__(&cuStreamBeginRecaptureToGraph) begin =
+                (__typeof__(begin))gt_lookup_of("cuStreamBeginRecaptureToGraph", 13030);
+
+        return begin ? begin(on, CU_STREAM_CAPTURE_MODE_RELAXED, recaptured, NULL, NULL) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static CUresult end_again(CUstream on)
+{
+        CUgraph same;
+
+        return cuStreamEndCapture(on, &same);
+}
+
+static CUresult begin_to_cig(CUstream on)
+{
+        __typeof__(&cuStreamBeginCaptureToCig) begin =
+                (__typeof__(begin))gt_lookup_of("cuStreamBeginCaptureToCig", 13020);
+        void *list[2] = {NULL, NULL}; /* in place of the parameters, which older headers do not declare */
+
+        return begin ? begin(on, (CUstreamCigCaptureParams *)list) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static CUresult end_to_cig(CUstream on)
+{
+        return ((__typeof__(&cuStreamEndCaptureToCig))gt_lookup_of("cuStreamEndCaptureToCig", 13020))(on);
+}
+
+/* Captures of newer drivers, beside memory that comes and goes. */
+static void newer(const char *name, CUstream on, CUresult begin(CUstream on), CUresult end(CUstream on))
+{
+        CUdeviceptr p = block(), q;
+        CUresult begun = CUDA_SUCCESS;
+        int lost = 0;
+
+        GR_MUST(cuMemsetD32(p, 0, WORDS));
+        for (int i = 0; i < 10 && begun == CUDA_SUCCESS; i++) {
+                begun = begin(on);
+                for (int k = 0; k < 8; k++) {
+                        GR_MUST(cuMemAlloc(&q, large));
+                        GR_MUST(cuMemFree(q));
+                }
+                if (begun == CUDA_SUCCESS) {
+                        GR_MUST(cuMemsetD32Async(p, 7, WORDS, on));
+                        lost += end(on) != CUDA_SUCCESS;
+                }
+        }
+        printf("%s: %d, lost %d\n", name, (int)begun, lost);
+        expect(name, p, 0);
+        GR_MUST(cuMemFree(p));
+}
+
+static void newer_captures(void)
+{
+        CUctxCigParam graphics = {.sharedDataType = CIG_DATA_TYPE_NV_BLOB, .sharedData = &graphics};
+        CUctxCreateParams parameters = {.cigParams = &graphics};
+        CUdeviceptr p = block();
+        CUcontext context;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuMemsetD32Async(p, 7, WORDS, stream));
+        GR_MUST(cuStreamEndCapture(stream, &recaptured));
+        newer("a graph that is captured again", stream, begin_again, end_again);
+        GR_MUST(cuGraphDestroy(recaptured));
+        GR_MUST(cuMemFree(p));
+        if (!gt.simulated || !gt_lookup_of("cuCtxCreate", 12050))
+                return; /* no graphics interface lends its blob */
+        GR_MUST(cuCtxCreate_v4(&context, &parameters, 0, gt.device));
+        newer("commands for a graphics interface", gt_stream(), begin_to_cig, end_to_cig);
+        GR_MUST(cuCtxDestroy(context));
+}
+
 /* Whatever else was called, a thread's captures are as strict as it has set them. */
 static void own_mode(void)
 {
@@ -406,6 +482,7 @@ int main(int argc, char **argv)
         irregular();
         end_without_place(cuStreamEndCapture);
         end_without_place(cuStreamEndCapture_ptsz);
+        newer_captures();
         own_mode();
         return wrong ? 1 : 0;
 }

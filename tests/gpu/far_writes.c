@@ -8,6 +8,7 @@
  * One line per way; exit status 1 when one failed. By pool kind not all memory serves again at once.
  */
 #include "gputest.h"
+#include "newer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,6 +70,37 @@ static void rows(CUdeviceptr p)
         GR_MUST(cuMemcpy2DAsync(&copy, stream));
 }
 
+/* A function of CUDA 13.2. Where the driver has none, the way ends here. */
+static void (*newer(const char *name))(void)
+{
+        void (*call)(void) = gt_lookup_of(name, 13020);
+
+        if (call)
+                return call;
+        printf("-      %s is not to be had here\n", name);
+        exit(GT_SKIPPED);
+}
+
+static void with_attributes(CUdeviceptr p)
+{
+        CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+
+        GR_MUST(((__typeof__(&cuMemcpyWithAttributesAsync))newer("cuMemcpyWithAttributesAsync"))(p, source, BYTES,
+                                                                                                 &attributes, stream));
+}
+
+static void box_with_attributes(CUdeviceptr p)
+{
+        CUDA_MEMCPY3D_BATCH_OP box = {
+                .src = {.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .op.ptr.ptr = source},
+                .dst = {.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .op.ptr.ptr = p},
+                .extent = {BYTES, 1, 1},
+                .srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+        };
+
+        GR_MUST(((__typeof__(&cuMemcpy3DWithAttributesAsync))newer("cuMemcpy3DWithAttributesAsync"))(&box, 0, stream));
+}
+
 static void graph(CUdeviceptr p)
 {
         CUgraphExec exec;
@@ -97,6 +129,8 @@ static const struct way {
         {"cuMemcpyPeer", peer_waits, false},
         {"cuMemcpyHtoD", from_host, false},
         {"cuMemcpy2DAsync", rows, false},
+        {"cuMemcpyWithAttributesAsync", with_attributes, false},
+        {"cuMemcpy3DWithAttributesAsync", box_with_attributes, false},
         {"a graph", graph, false},
 };
 enum { WAYS = sizeof ways / sizeof *ways };

@@ -3,10 +3,11 @@
  * program's; memory that was exported, or that lies in host memory; and graphs of another device. Under the shim only.
  * Each row says what it saw, and the status is 1 if one is bad.
  *
- *   graph_edges [--refused] [--no-memory]
+ *   graph_edges [--refused] [--no-memory] [--again]
  *
- * These two are for a driver that answers the launch of a graph with CUDA_ERROR_UNKNOWN: a launch that is captured, or
- * one of a graph that allocates nothing. Nothing else is done then.
+ * The first two are for a driver that answers the launch of a graph with CUDA_ERROR_UNKNOWN: a launch that is captured,
+ * or one of a graph that allocates nothing. With the third the first memory that a graph lets go of is that of one that
+ * is captured again. Nothing else is done then.
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -18,6 +19,7 @@
 
 #include "gpureclaim.h"
 #include "gputest.h"
+#include "newer.h"
 
 enum { BYTES = 4 * MIB };
 
@@ -198,6 +200,55 @@ static void into_a_graph(void)
         GR_MUST(cuStreamEndCapture(stream, &same));
         row(!overlap(p, q), "memory of a capture into the program's graph");
         GR_MUST(cuGraphDestroy(graph));
+}
+
+/* The driver lets go of what kept the first capture's memory; that of the second one is kept in its place. */
+static void into_a_graph_again(void)
+{
+        __typeof__(&cuStreamBeginRecaptureToGraph) begin =
+                (__typeof__(begin))gt_lookup_of("cuStreamBeginRecaptureToGraph", 13030);
+        CUgraph graph, same;
+        CUdeviceptr p = 0;
+
+        if (!begin)
+                return;
+        for (int i = 0; i < 2; i++) {
+                GR_MUST(i == 0 ? cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL)
+                               : begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, graph, NULL, NULL));
+                GR_MUST(cuMemAlloc(&p, BYTES));
+                GR_MUST(gt_fill(&gt, stream, p, 1, BYTES / 4));
+                GR_MUST(cuMemFree(p));
+                GR_MUST(cuStreamEndCapture(stream, i == 0 ? &graph : &same));
+        }
+        row(same == graph && !serves_others(p), "memory of a graph that was captured again");
+        GR_MUST(cuGraphDestroy(graph));
+}
+
+/* Commands for a graphics interface, which only the simulated device records without one: they end, too. */
+static void after_commands_for_graphics(void)
+{
+        CUctxCigParam graphics = {.sharedDataType = CIG_DATA_TYPE_NV_BLOB, .sharedData = &graphics};
+        CUctxCreateParams parameters = {.cigParams = &graphics};
+        CUcontext made;
+        CUdeviceptr p;
+        CUstream own;
+
+        GR_MUST(cuCtxCreate_v4(&made, &parameters, 0, gt.device));
+        own = gt_stream();
+        for (int i = 0; i < 2; i++) {
+                GR_MUST(((__typeof__(&cuStreamBeginCaptureToCig))gt_lookup_of("cuStreamBeginCaptureToCig", 13020))(
+                        own, (CUstreamCigCaptureParams *)&graphics));
+                if (i == 1) /* one that fails */
+                        GR_CHECK(cuStreamSynchronize(own) != CUDA_SUCCESS);
+                GR_CHECK((((__typeof__(&cuStreamEndCaptureToCig))gt_lookup_of("cuStreamEndCaptureToCig", 13020))(own) ==
+                          CUDA_SUCCESS) == (i == 0));
+                GR_MUST(cuMemAlloc(&p, BYTES));
+                GR_MUST(cuMemsetD32Async(p, 1, BYTES / 4, own));
+                GR_MUST(cuMemFree(p));
+                GR_MUST(cuCtxSynchronize());
+                row(serves_others(p), "memory after commands for a graphics interface");
+        }
+        GR_MUST(cuCtxDestroy(made));
 }
 
 static void fill_rows(CUdeviceptr p, CUstream in)
@@ -593,14 +644,16 @@ static void refused_without_memory(void)
 int main(int argc, char **argv)
 {
         const char *arena = getenv("GPURECLAIM_GRAPH_ARENA");
-        bool refused = false, no_memory = false;
+        bool refused = false, no_memory = false, again = false;
 
-        GT_OPTIONS(argc, argv, "[--refused] [--no-memory]", GT_OPTION("refused", refused),
-                   GT_OPTION("no-memory", no_memory));
+        GT_OPTIONS(argc, argv, "[--refused] [--no-memory] [--again]", GT_OPTION("refused", refused),
+                   GT_OPTION("no-memory", no_memory), GT_OPTION("again", again));
         shared = arena && strcmp(arena, "shared") == 0;
         gt_open(&gt);
         stream = gt_stream();
-        if (refused || no_memory) {
+        if (refused || no_memory || again) {
+                if (again)
+                        into_a_graph_again();
                 if (refused)
                         refused_in_a_capture();
                 if (no_memory)
@@ -612,6 +665,7 @@ int main(int argc, char **argv)
         after_its_thread();
         end_without_a_context();
         into_a_graph();
+        into_a_graph_again();
         used_beside(fill_rows, "a fill of rows beside a capture");
         used_beside(write_word, "a word written beside a capture");
         used_beside(write_long, "a longer one");
@@ -633,8 +687,10 @@ int main(int argc, char **argv)
         used_at_its_end(false);
         used_at_its_end(true);
         on_two_devices();
-        if (gt.simulated)
+        if (gt.simulated) {
+                after_commands_for_graphics();
                 in_host_memory();
+        }
         printf("%d rows bad\n", bad);
         return bad > 0;
 }

@@ -11,6 +11,7 @@
  *
  * A stream that stands still is let go after some seconds, so that nothing hangs.
  */
+#include "newer.h"
 #include "stand_still.h"
 
 #include <pthread.h>
@@ -62,6 +63,13 @@ static CUresult by_function(CUstream stream)
         return cuLaunchHostFunc(stream, wait_for_flag, NULL);
 }
 
+static CUresult by_newer_function(CUstream stream)
+{
+        __typeof__(&cuLaunchHostFunc_v2) call = (__typeof__(call))gt_lookup_of("cuLaunchHostFunc", 13020);
+
+        return call ? call(stream, wait_for_flag, NULL, 0) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
 static CUresult by_callback(CUstream stream)
 {
         return cuStreamAddCallback(stream, callback, NULL, 0);
@@ -97,23 +105,11 @@ static CUresult by_captured_function(CUstream stream)
         return launched(made, CUDA_SUCCESS, stream);
 }
 
-/* cuGraphAddNode as it was in a version of CUDA; NULL where the driver has none. */
-static void (*add_node_of(int version))(void)
-{
-        void (*function)(void) = NULL;
-        CUdriverProcAddressQueryResult status;
-        void *found = NULL;
-
-        if (cuGetProcAddress("cuGraphAddNode", &found, version, CU_GET_PROC_ADDRESS_DEFAULT, &status) == CUDA_SUCCESS)
-                memcpy(&function, &found, sizeof function);
-        return function;
-}
-
 static CUresult by_node(CUstream stream)
 {
         typedef CUresult CUDAAPI add_node(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUgraphNodeParams *);
         CUgraphNodeParams node = {.type = CU_GRAPH_NODE_TYPE_HOST, .host = {.fn = wait_for_flag}};
-        add_node *add = (add_node *)add_node_of(12020);
+        add_node *add = (add_node *)gt_lookup_of("cuGraphAddNode", 12020);
         CUgraph made;
         CUgraphNode one;
 
@@ -123,12 +119,12 @@ static CUresult by_node(CUstream stream)
         return launched(made, add(&one, made, NULL, 0, &node), stream);
 }
 
-static CUresult by_newer_node(CUstream stream)
+static CUresult by_node_of(int version, CUstream stream)
 {
         typedef CUresult CUDAAPI add_node(CUgraphNode *, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t,
                                           CUgraphNodeParams *);
         CUgraphNodeParams node = {.type = CU_GRAPH_NODE_TYPE_HOST, .host = {.fn = wait_for_flag}};
-        add_node *add = (add_node *)add_node_of(12030);
+        add_node *add = (add_node *)gt_lookup_of("cuGraphAddNode", version);
         CUgraph made;
         CUgraphNode one;
 
@@ -136,6 +132,16 @@ static CUresult by_newer_node(CUstream stream)
                 return CUDA_ERROR_NOT_SUPPORTED;
         GR_MUST(cuGraphCreate(&made, 0));
         return launched(made, add(&one, made, NULL, NULL, 0, &node), stream);
+}
+
+static CUresult by_newer_node(CUstream stream)
+{
+        return by_node_of(12030, stream);
+}
+
+static CUresult by_newest_node(CUstream stream)
+{
+        return by_node_of(13040, stream);
 }
 
 /* Another thread that holds its own stream, and lives until it is let go. */
@@ -288,10 +294,12 @@ int main(int argc, char **argv)
                 {"a word in memory", by_word},
                 {"a batch of words", by_words},
                 {"a function", by_function},
+                {"a newer function", by_newer_function},
                 {"a callback", by_callback},
                 {"a function in a graph", by_graph},
                 {"a function as a node", by_node},
                 {"a function as a newer node", by_newer_node},
+                {"a function as the newest node", by_newest_node},
         };
         CUstream before = CU_STREAM_PER_THREAD, busy = before, held = NULL;
         void *host;

@@ -1,4 +1,5 @@
 #include "safety_access.h"
+#include "newer.h"
 
 #include <string.h>
 
@@ -338,6 +339,30 @@ static CUresult copy_batch(const struct scene *s, CUstream stream, CUdeviceptr p
         return call ? call(to, from, sizes, 2, &attributes, &attribute_of, 1, stream) : CUDA_ERROR_NOT_FOUND;
 }
 
+static CUresult copy_with_attributes(const struct scene *s, CUstream stream, CUdeviceptr p, size_t bytes, uint32_t tag)
+{
+        __typeof__(&cuMemcpyWithAttributesAsync) call =
+                (__typeof__(call))gt_lookup_of("cuMemcpyWithAttributesAsync", 13020);
+        CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+
+        return call ? call(p, s->source[tag], bytes, &attributes, stream) : CUDA_ERROR_NOT_FOUND;
+}
+
+static CUresult copy_3d_with_attributes(const struct scene *s, CUstream stream, CUdeviceptr p, size_t bytes,
+                                        uint32_t tag)
+{
+        __typeof__(&cuMemcpy3DWithAttributesAsync) call =
+                (__typeof__(call))gt_lookup_of("cuMemcpy3DWithAttributesAsync", 13020);
+        CUDA_MEMCPY3D_BATCH_OP copy = {
+                .src = {.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .op.ptr = {s->source[tag], 512, 4, {0}}},
+                .dst = {.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .op.ptr = {p, 512, 4, {0}}},
+                .extent = {512, 4, bytes / 2048},
+                .srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+        };
+
+        return call ? call(&copy, 0, stream) : CUDA_ERROR_NOT_FOUND;
+}
+
 static CUresult copy_of_stream_ordered(const struct scene *s, CUstream stream, CUdeviceptr p, size_t bytes,
                                        uint32_t tag)
 {
@@ -585,6 +610,8 @@ const struct access accesses[] = {
         {"cuMemcpy3D", copy_3d, NO_STREAM, .bytes_per = 4},
         {"cuMemcpy3DAsync", copy_3d_async, NON_BLOCKING, .bytes_per = 4},
         {"cuMemcpyBatchAsync", copy_batch, NON_BLOCKING, .bytes_per = 4},
+        {"cuMemcpyWithAttributesAsync", copy_with_attributes, NON_BLOCKING, .bytes_per = 4},
+        {"cuMemcpy3DWithAttributesAsync", copy_3d_with_attributes, NON_BLOCKING, .bytes_per = 4},
         {"copy of a stream-ordered block", copy_of_stream_ordered, NON_BLOCKING, .bytes_per = 4},
         {"cuMemcpyAtoD", array_to_d, NO_STREAM, .bytes_per = 4},
         {"cuMemsetD8", memset_d8, NO_STREAM, .bytes_per = 1},

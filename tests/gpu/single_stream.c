@@ -8,6 +8,7 @@
  * One line per way; exit status 1 when one failed.
  */
 #include "gputest.h"
+#include "newer.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -123,18 +124,35 @@ static uint32_t here;
 static uint64_t no_time;
 static void *values[] = {&no_time};
 
-static void (*own(const char *name))(void)
+static void (*own_of(const char *name, int version))(void)
 {
         void (*call)(void) = NULL;
         CUdriverProcAddressQueryResult status;
         void *found = NULL;
 
-        GR_MUST(cuGetProcAddress(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &status));
+        GR_MUST(cuGetProcAddress(name, &found, version, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &status));
         memcpy(&call, &found, sizeof call);
         return call;
 }
 
+static void (*own(const char *name))(void)
+{
+        return own_of(name, CUDA_VERSION);
+}
+
 #define SUBMIT(symbol) (by_handle ? (symbol) : (__typeof__(&(symbol)))own(#symbol))
+
+/* A function of CUDA 13.2. Where the driver has none, the way ends here. */
+#define SUBMIT_NEWER(symbol)                                                                                           \
+        ({                                                                                                             \
+                __typeof__(&(symbol)) call_ = (__typeof__(call_))gt_lookup_of(#symbol, 13020);                         \
+                                                                                                                       \
+                if (!call_) {                                                                                          \
+                        printf("-      " #symbol " is not to be had here\n");                                          \
+                        exit(EXIT_SUCCESS);                                                                            \
+                }                                                                                                      \
+                by_handle ? call_ : (__typeof__(call_))own_of(#symbol, 13020);                                         \
+        })
 
 static CUstream stream_of(void)
 {
@@ -228,6 +246,25 @@ static void copy_3d(void)
                                    .Depth = 1};
 
         GR_MUST(SUBMIT(cuMemcpy3DAsync)(&box, stream_of()));
+}
+
+static void copy_with_attributes(void)
+{
+        CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+
+        GR_MUST(SUBMIT_NEWER(cuMemcpyWithAttributesAsync)(words[1], words[0], 4, &attributes, stream_of()));
+}
+
+static void copy_3d_with_attributes(void)
+{
+        CUDA_MEMCPY3D_BATCH_OP box = {
+                .src = {.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .op.ptr.ptr = words[0]},
+                .dst = {.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .op.ptr.ptr = words[1]},
+                .extent = {4, 1, 1},
+                .srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+        };
+
+        GR_MUST(SUBMIT_NEWER(cuMemcpy3DWithAttributesAsync)(&box, 0, stream_of()));
 }
 
 static void fill_bytes(void)
@@ -333,6 +370,8 @@ static const struct way {
         OWN(copy_to_peer),
         OWN(copy_2d),
         OWN(copy_3d),
+        OWN(copy_with_attributes),
+        OWN(copy_3d_with_attributes),
         OWN(fill_bytes),
         OWN(fill_halves),
         OWN(fill_words),

@@ -6,6 +6,7 @@
 #include "sleep.h"
 
 #include "grsim.h"
+#include "newer.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -252,10 +253,14 @@ static void mode_calls(void)
         unsigned word = 0, type;
         CUstream stream;
         CUevent event;
+        CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+        CUDA_MEMCPY3D_BATCH_OP box = {.src.type = CU_MEMCPY_OPERAND_TYPE_POINTER,
+                                      .dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER,
+                                      .extent = {4 * KIB, 1, 1}};
 
         take_blocks();
-        block = blocks[MANY - 1];
-        other = blocks[MANY - 2];
+        block = box.dst.op.ptr.ptr = blocks[MANY - 1];
+        other = box.src.op.ptr.ptr = blocks[MANY - 2];
         stream = gt_stream();
         GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
         GR_MUST(cuMemsetD32Async(block, 1, 4, stream));
@@ -269,6 +274,8 @@ static void mode_calls(void)
         WAKES(cuMemcpyHtoD(block, &word, 4));
         WAKES(cuMemcpyDtoH(&word, block, 4));
         WAKES(cuMemcpyDtoDAsync(block, other, 4 * KIB, stream));
+        WAKES(cuMemcpyWithAttributesAsync(block, other, 4 * KIB, &attributes, stream));
+        WAKES(cuMemcpy3DWithAttributesAsync(&box, 0, stream));
         WAKES(cuMemcpy2D(&(CUDA_MEMCPY2D){.srcMemoryType = CU_MEMORYTYPE_DEVICE,
                                           .srcDevice = block,
                                           .srcPitch = 4,

@@ -2,6 +2,7 @@
 #include "simtest.h"
 
 #include "grsim.h"
+#include "newer.h"
 
 #include <pthread.h>
 
@@ -210,6 +211,96 @@ static void test_graph(void)
         GR_CHECK_EQ(cuGraphLaunch(x1, NULL), CUDA_ERROR_INVALID_VALUE);
 }
 
+/* A graph is captured again: its nodes stay, with what they now do, and its user objects go. */
+static void CUDA_CB object_gone(void *gone)
+{
+        *(bool *)gone = true;
+}
+
+static void test_again(void)
+{
+        const CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+        CUgraphNode before[3], after[3];
+        size_t nodes = 3;
+        CUuserObject object;
+        bool gone = false;
+        CUgraph g, same;
+        CUgraphExec x1;
+
+        GR_MUST(cuMemsetD32(x, 0, 4));
+        GR_MUST(cuStreamBeginCapture(s, mode));
+        GR_MUST(cuMemsetD32Async(x, 1, 1, s));
+        GR_MUST(fill(s, x + 4, 1, 1));
+        GR_MUST(cuStreamEndCapture(s, &g));
+        GR_MUST(cuGraphGetNodes(g, before, &nodes));
+        GR_MUST(cuUserObjectCreate(&object, &gone, object_gone, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+        GR_MUST(cuGraphRetainUserObject(g, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+
+        GR_CHECK_EQ(cuStreamBeginRecaptureToGraph(s, mode, NULL, NULL, NULL), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK(!gone);
+        GR_MUST(cuStreamBeginRecaptureToGraph(s, mode, g, NULL, NULL));
+        GR_CHECK(gone);
+        GR_MUST(cuMemsetD32Async(x, 2, 1, s));
+        GR_MUST(fill(s, x + 4, 3, 1));
+        GR_MUST(cuStreamEndCapture(s, &same));
+        GR_CHECK(same == g);
+        nodes = 3;
+        GR_MUST(cuGraphGetNodes(g, after, &nodes));
+        GR_CHECK(nodes == 2 && after[0] == before[0] && after[1] == before[1]);
+        GR_MUST(cuGraphInstantiate(&x1, g, 0));
+        GR_MUST(cuGraphLaunch(x1, s));
+        GR_MUST(cuStreamSynchronize(s));
+        GR_CHECK_EQ(word(x), 2);
+        GR_CHECK_EQ(word(x + 4), 3);
+        GR_MUST(cuGraphExecDestroy(x1));
+
+        /* Too few nodes; then another kind of work, and too many. */
+        GR_MUST(cuStreamBeginRecaptureToGraph(s, mode, g, NULL, NULL));
+        GR_MUST(cuMemsetD32Async(x, 2, 1, s));
+        GR_CHECK_EQ(cuStreamEndCapture(s, &same), 918);
+        GR_MUST(cuStreamBeginRecaptureToGraph(s, mode, g, NULL, NULL));
+        GR_CHECK_EQ(fill(s, x, 2, 1), 918);
+        GR_CHECK_EQ(cuStreamEndCapture(s, &same), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        GR_MUST(cuStreamBeginRecaptureToGraph(s, mode, g, NULL, NULL));
+        GR_MUST(cuMemsetD32Async(x, 2, 1, s));
+        GR_MUST(fill(s, x + 4, 3, 1));
+        GR_CHECK_EQ(fill(s, x + 4, 3, 1), 918);
+        GR_CHECK_EQ(cuStreamEndCapture(s, &same), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        GR_MUST(cuGraphDestroy(g));
+}
+
+static void CUDA_CB no_function(void *arg)
+{
+        (void)arg;
+}
+
+/* Commands for a graphics interface: recorded, and run by nobody here. */
+static void test_cig(void)
+{
+        CUctxCigParam graphics = {.sharedDataType = CIG_DATA_TYPE_NV_BLOB, .sharedData = &graphics};
+        CUctxCreateParams parameters = {.cigParams = &graphics};
+        CUstreamCigCaptureParams *list = (CUstreamCigCaptureParams *)&graphics;
+        CUcontext made;
+        CUstream own;
+        CUgraph g;
+
+        GR_CHECK_EQ(cuStreamBeginCaptureToCig(s, list), CUDA_ERROR_INVALID_CONTEXT);
+        GR_MUST(cuCtxCreate_v4(&made, &parameters, 0, 0));
+        GR_MUST(cuStreamCreate(&own, CU_STREAM_NON_BLOCKING));
+        GR_CHECK_EQ(cuStreamEndCaptureToCig(own), CUDA_ERROR_ILLEGAL_STATE);
+        GR_CHECK_EQ(cuStreamBeginCaptureToCig(own, NULL), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuStreamBeginCaptureToCig(own, list));
+        GR_MUST(cuMemsetD32Async(x, 9, 1, own));
+        GR_MUST(cuStreamEndCaptureToCig(own));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(word(x), 2);
+        GR_MUST(cuStreamBeginCaptureToCig(own, list));
+        GR_CHECK_EQ(cuLaunchHostFunc_v2(own, no_function, NULL, 0), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        GR_CHECK_EQ(cuStreamEndCapture(own, &g), CUDA_ERROR_ILLEGAL_STATE);
+        GR_CHECK_EQ(cuStreamEndCaptureToCig(own), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        GR_MUST(cuCtxDestroy(made));
+}
+
 /* What the next captured work waits for; there must be `count` of it. Returns the last, or NULL. */
 static CUgraphNode last_of(size_t count)
 {
@@ -319,6 +410,8 @@ int main(void)
         test_forbidden();
         test_owner_ended();
         test_graph();
+        test_again();
+        test_cig();
         test_dependencies();
         test_errors();
         GR_CHECK_EQ(misuses(), 0);

@@ -2,7 +2,7 @@
 #include "grsim.h"
 #include "simtest.h"
 
-#include "old_toolkit.h"
+#include "newer.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -77,17 +77,21 @@ void gt_sleep_us(double us)
                 ;
 }
 
-void (*gt_lookup(const char *name))(void)
+void (*gt_lookup_of(const char *name, int version))(void)
 {
         void (*function)(void) = NULL;
         void *found = NULL;
         CUdriverProcAddressQueryResult status;
 
-        /* CUDA_VERSION is the header's, so the function found has the type that the header declares. */
-        if (cuGetProcAddress(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_DEFAULT, &status) != CUDA_SUCCESS)
+        if (cuGetProcAddress(name, &found, version, CU_GET_PROC_ADDRESS_DEFAULT, &status) != CUDA_SUCCESS)
                 return NULL;
         memcpy(&function, &found, sizeof function);
         return function;
+}
+
+void (*gt_lookup(const char *name))(void)
+{
+        return gt_lookup_of(name, CUDA_VERSION); /* the header's, so it has the type that the header declares */
 }
 
 static CUfunction kernel(const struct gt *gt, const char *name)

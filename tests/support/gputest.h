@@ -54,6 +54,8 @@ void gt_sleep_us(double us);
 /* A driver function that older drivers (or a simulated one) may lack: NULL when they do. */
 #define GT_OPTIONAL(function) ((__typeof__(&(function)))gt_lookup(#function))
 void (*gt_lookup(const char *name))(void);
+/* The one of this name in a version of CUDA, as in its cuda.h or in newer.h. */
+void (*gt_lookup_of(const char *name, int version))(void);
 
 /* One launch each; the kernels of kernels.h. P, SRC, DST and COUNT are device addresses. */
 CUresult gt_fill(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t value, uint64_t words);

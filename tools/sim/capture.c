@@ -12,6 +12,9 @@ struct sim_capture {
         CUstream origin;
         CUgraph graph;
         bool given_graph; /* cuStreamBeginCaptureToGraph: the graph is the program's */
+        bool again;       /* cuStreamBeginRecaptureToGraph: its nodes are captured once more, one after the other */
+        bool cig;         /* cuStreamBeginCaptureToCig: for a graphics interface, of which there is none here */
+        size_t recaptured;
         bool invalid;
         struct sim_frontier dropped; /* taken out of the dependencies by the program: no stream needs to join it */
         struct sim_capture *next;
@@ -165,6 +168,19 @@ CUresult sim_capture_legacy(CUcontext ctx)
         return rc;
 }
 
+/* The next node of a graph that is captured again takes the operation. NULL: it is of another kind or place. */
+static CUgraphNode recapture(struct sim_capture *c, const struct sim_op *op, const struct sim_frontier *after)
+{
+        CUgraphNode node = c->recaptured < c->graph->count ? c->graph->nodes[c->recaptured] : NULL;
+
+        if (!node || node->op.kind != op->kind || node->n_after != after->count ||
+            (after->count && memcmp(node->after, after->index, after->count * sizeof *node->after) != 0))
+                return NULL;
+        node->op = *op;
+        c->recaptured++;
+        return node;
+}
+
 CUresult sim_capture_push(CUstream stream, const struct sim_op *op)
 {
         struct sim_capture *c = stream->capture;
@@ -173,17 +189,24 @@ CUresult sim_capture_push(CUstream stream, const struct sim_op *op)
 
         if (c->invalid)
                 return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-        if (op->kind == SIM_OP_CALLBACK) {
+        if (op->kind == SIM_OP_CALLBACK || (c->cig && op->kind == SIM_OP_HOST)) {
                 c->invalid = true;
                 return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
         copy.ctx = stream->ctx;
-        node = sim_graph_add(c->graph, &copy, &stream->frontier);
+        node = c->again ? recapture(c, &copy, &stream->frontier) : sim_graph_add(c->graph, &copy, &stream->frontier);
         if (!node || !frontier_set(&stream->frontier, node->index)) {
                 c->invalid = true;
-                return CUDA_ERROR_OUT_OF_MEMORY;
+                return c->again ? SIM_RECAPTURE_FAILURE : CUDA_ERROR_OUT_OF_MEMORY;
         }
         return CUDA_SUCCESS;
+}
+
+/* Captures of these two kinds take neither memory nor graphs on the simulated device. */
+static CUresult not_recorded(struct sim_capture *c)
+{
+        c->invalid = true;
+        return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult sim_capture_memory(CUstream stream, struct sim_op *op)
@@ -194,6 +217,8 @@ CUresult sim_capture_memory(CUstream stream, struct sim_op *op)
 
         if (c->invalid)
                 return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (c->again || c->cig)
+                return not_recorded(c);
         if (op->kind == SIM_OP_GRAPH_FREE && !sim_graph_may_free(c->graph, op->u.memory.base))
                 return CUDA_ERROR_INVALID_VALUE;
         op->ctx = stream->ctx;
@@ -212,6 +237,8 @@ CUresult sim_capture_graph(CUstream stream, CUgraph child)
 
         if (c->invalid)
                 return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (c->again || c->cig)
+                return not_recorded(c);
         node = sim_graph_add_graph(c->graph, child, &stream->frontier, &all);
         if (node && all.count)
                 node = sim_graph_add(c->graph, &join, &all);
@@ -297,8 +324,10 @@ void sim_capture_stream_gone(CUstream stream)
         }
 }
 
+enum target { INTO_GRAPH, GRAPH_AGAIN, TO_CIG };
+
 /* graph and after: NULL for a graph of its own. */
-static CUresult begin_capture(CUstream handle, CUstreamCaptureMode mode, CUgraph graph,
+static CUresult begin_capture(CUstream handle, CUstreamCaptureMode mode, enum target target, CUgraph graph,
                               const struct sim_frontier *after)
 {
         struct sim_capture *c;
@@ -314,6 +343,10 @@ static CUresult begin_capture(CUstream handle, CUstreamCaptureMode mode, CUgraph
                 rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         if (rc == CUDA_SUCCESS && s->capture)
                 rc = CUDA_ERROR_ILLEGAL_STATE;
+        if (rc == CUDA_SUCCESS && graph && !sim_is_graph(graph))
+                rc = CUDA_ERROR_INVALID_VALUE;
+        if (rc == CUDA_SUCCESS && target == TO_CIG && !s->ctx->cig)
+                rc = CUDA_ERROR_INVALID_CONTEXT;
         if (rc == CUDA_SUCCESS) {
                 c = calloc(1, sizeof *c);
                 if (c) {
@@ -324,10 +357,14 @@ static CUresult begin_capture(CUstream handle, CUstreamCaptureMode mode, CUgraph
                                                   .origin = s,
                                                   .graph = graph ? graph : sim_graph_new(),
                                                   .given_graph = graph != NULL,
+                                                  .again = target == GRAPH_AGAIN,
+                                                  .cig = target == TO_CIG,
                                                   .next = captures};
                         if (c->graph && (!after || frontier_add(&s->frontier, after))) {
                                 captures = c;
                                 s->capture = c;
+                                if (c->again)
+                                        sim_holds_drop(&graph->holds);
                         } else {
                                 if (c->graph && !graph)
                                         sim_graph_free(c->graph);
@@ -343,12 +380,12 @@ static CUresult begin_capture(CUstream handle, CUstreamCaptureMode mode, CUgraph
 
 SIM_PTSZ(cuStreamBeginCapture, (CUstream stream), (stream))
 {
-        return begin_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, NULL, NULL);
+        return begin_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, INTO_GRAPH, NULL, NULL);
 }
 
 SIM_PTSZ(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), (stream, mode))
 {
-        return begin_capture(stream, mode, NULL, NULL);
+        return begin_capture(stream, mode, INTO_GRAPH, NULL, NULL);
 }
 
 SIM_PTSZ(cuStreamBeginCaptureToGraph,
@@ -364,12 +401,33 @@ SIM_PTSZ(cuStreamBeginCaptureToGraph,
                 return CUDA_ERROR_INVALID_VALUE;
         rc = sim_frontier_of(graph, after, n, &given);
         if (rc == CUDA_SUCCESS)
-                rc = begin_capture(stream, mode, graph, &given);
+                rc = begin_capture(stream, mode, INTO_GRAPH, graph, &given);
         sim_frontier_clear(&given);
         return rc;
 }
 
-SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret_graph))
+/*
+ * This and the captures for a graphics interface are as NVIDIA's pages on CUDA 13.3 describe them, not as a driver was
+ * seen to do. Parameters are not compared, so the callback for those that differ is not simulated.
+ */
+SIM_PTSZ(cuStreamBeginRecaptureToGraph,
+         (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *arg),
+         (stream, mode, graph, callback, arg))
+{
+        (void)arg;
+        if (!graph)
+                return CUDA_ERROR_INVALID_VALUE;
+        return callback ? CUDA_ERROR_NOT_SUPPORTED : begin_capture(stream, mode, GRAPH_AGAIN, graph, NULL);
+}
+
+SIM_PTSZ(cuStreamBeginCaptureToCig, (CUstream stream, CUstreamCigCaptureParams *parameters), (stream, parameters))
+{
+        if (!parameters)
+                return CUDA_ERROR_INVALID_VALUE;
+        return begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED, TO_CIG, NULL, NULL);
+}
+
+static CUresult end_capture(CUstream stream, CUgraph *ret_graph, bool cig)
 {
         struct sim_capture *c;
         CUstream s;
@@ -380,7 +438,7 @@ SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret
         if (rc != CUDA_SUCCESS)
                 goto out;
         c = s->capture;
-        if (!c)
+        if (!c || c->cig != cig)
                 rc = CUDA_ERROR_ILLEGAL_STATE;
         else if (c->origin != s)
                 rc = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
@@ -394,6 +452,8 @@ SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret
                 rc = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
         else if (c->invalid)
                 rc = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        else if (c->again && c->recaptured < c->graph->count)
+                rc = SIM_RECAPTURE_FAILURE;
         else if (!frontier_add(&c->dropped, &s->frontier) || !sim_graph_joined(c->graph, &c->dropped))
                 rc = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
         if (ret_graph)
@@ -405,6 +465,16 @@ SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret
 out:
         sim_unlock();
         return rc;
+}
+
+SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret_graph))
+{
+        return end_capture(stream, ret_graph, false);
+}
+
+SIM_PTSZ(cuStreamEndCaptureToCig, (CUstream stream), (stream))
+{
+        return end_capture(stream, NULL, true);
 }
 
 static CUstreamCaptureStatus status_of(const struct sim_capture *c)

@@ -62,6 +62,7 @@ static void bring_up(CUcontext ctx, int device, unsigned flags, unsigned version
         ctx->magic = SIM_MAGIC_CONTEXT;
         ctx->device = device;
         ctx->flags = flags;
+        ctx->cig = false;
         ctx->api_version = version;
         ctx->peers = 0;
         ctx->id = next_context_id++;
@@ -290,10 +291,15 @@ SIM_API cuCtxCreate_v3(CUcontext *ctx, CUexecAffinityParam *affinity, int n, uns
 
 SIM_API cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsigned flags, CUdevice device)
 {
+        CUresult rc;
+
         SIM_ENTER(cuCtxCreate_v4);
-        if (params)
+        if (params && (!params->cigParams || params->execAffinityParams))
                 return CUDA_ERROR_NOT_SUPPORTED;
-        return create_context(ctx, flags, device, 3020);
+        rc = create_context(ctx, flags, device, 3020);
+        if (rc == CUDA_SUCCESS)
+                (*ctx)->cig = params != NULL;
+        return rc;
 }
 
 SIM_API cuGLCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device)

@@ -110,6 +110,13 @@ SIM_PTSZ(cuMemcpyAsync, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstrea
         return copy_memory(dst, src, bytes, stream, true);
 }
 
+SIM_PTSZ(cuMemcpyWithAttributesAsync,
+         (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUmemcpyAttributes *attributes, CUstream stream),
+         (dst, src, bytes, attributes, stream))
+{
+        return attributes ? copy_memory(dst, src, bytes, stream, true) : CUDA_ERROR_INVALID_VALUE;
+}
+
 SIM_PTSZ(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream),
          (dst, src, bytes, stream))
 {
@@ -222,6 +229,27 @@ SIM_PTDS(cuMemcpy3D_v2, (const CUDA_MEMCPY3D *c), (c))
 SIM_PTSZ(cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D *c, CUstream stream), (c, stream))
 {
         return copy_3d(c, stream, true);
+}
+
+SIM_PTSZ(cuMemcpy3DWithAttributesAsync, (CUDA_MEMCPY3D_BATCH_OP * c, unsigned long long flags, CUstream stream),
+         (c, flags, stream))
+{
+        CUDA_MEMCPY3D plain = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED, .dstMemoryType = CU_MEMORYTYPE_UNIFIED};
+
+        if (!c || flags)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (c->src.type != CU_MEMCPY_OPERAND_TYPE_POINTER || c->dst.type != CU_MEMCPY_OPERAND_TYPE_POINTER)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        plain.srcDevice = c->src.op.ptr.ptr;
+        plain.srcPitch = c->src.op.ptr.rowLength;
+        plain.srcHeight = c->src.op.ptr.layerHeight;
+        plain.dstDevice = c->dst.op.ptr.ptr;
+        plain.dstPitch = c->dst.op.ptr.rowLength;
+        plain.dstHeight = c->dst.op.ptr.layerHeight;
+        plain.WidthInBytes = c->extent.width;
+        plain.Height = c->extent.height;
+        plain.Depth = c->extent.depth;
+        return copy_3d(&plain, stream, true);
 }
 
 /* Fills of device memory return before they are done, even the synchronous ones. */

@@ -545,6 +545,14 @@ SIM_API cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *a
         return add_any(node, graph, after, n_after, params);
 }
 
+SIM_API cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *data,
+                          size_t n_after, CUgraphNodeParams *params)
+{
+        SIM_ENTER(cuGraphAddNode_v3);
+        (void)data;
+        return add_any(node, graph, after, n_after, params);
+}
+
 SIM_API cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,
                               CUdeviceptr dptr)
 {

@@ -13,20 +13,21 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
+#include "newer.h"
+
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "old_toolkit.h"
-
-#define SIM_MAX_DEVICES      8
-#define SIM_PAGE_BYTES       ((size_t)2 << 20)
-#define SIM_SMALL_BYTES      ((size_t)1 << 20) /* allocations up to this size share a page */
-#define SIM_UNIT_BYTES       ((size_t)512)
-#define SIM_DRIVER           13000
-#define SIM_RESIDENT_THREADS 2048 /* at a time, on the one multiprocessor of a device */
+#define SIM_MAX_DEVICES       8
+#define SIM_PAGE_BYTES        ((size_t)2 << 20)
+#define SIM_SMALL_BYTES       ((size_t)1 << 20) /* allocations up to this size share a page */
+#define SIM_UNIT_BYTES        ((size_t)512)
+#define SIM_DRIVER            13050
+#define SIM_RECAPTURE_FAILURE ((CUresult)918) /* CUDA_ERROR_GRAPH_RECAPTURE_FAILURE, from CUDA 13.3 on */
+#define SIM_RESIDENT_THREADS  2048            /* at a time, on the one multiprocessor of a device */
 
 #define SIM_API __attribute__((visibility("default"))) CUresult
 
@@ -256,6 +257,7 @@ struct CUctx_st {
         uint32_t magic;
         int device;
         bool primary, live, ending;         /* ending: its end waits for its work */
+        bool cig;                           /* made for captures for a graphics interface */
         unsigned flags, api_version, peers; /* peers: bit per device whose memory kernels may touch */
         unsigned long long id;
         int retained,

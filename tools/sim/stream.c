@@ -410,6 +410,11 @@ SIM_PTSZ(cuLaunchHostFunc, (CUstream stream, CUhostFn fn, void *arg), (stream, f
         return fn ? sim_submit(stream, &op, false) : CUDA_ERROR_INVALID_VALUE;
 }
 
+SIM_PTSZ(cuLaunchHostFunc_v2, (CUstream stream, CUhostFn fn, void *arg, unsigned mode), (stream, fn, arg, mode))
+{
+        return mode <= 1 ? cuLaunchHostFunc_on(stream, fn, arg) : CUDA_ERROR_INVALID_VALUE; /* wait or spin */
+}
+
 SIM_PTSZ(cuStreamAddCallback, (CUstream stream, CUstreamCallback callback, void *arg, unsigned flags),
          (stream, callback, arg, flags))
 {
