@@ -266,6 +266,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream stream, CUgraph *gra
 #define END_CAPTURE_TO_CIG(symbol, null_stream)                                                                        \
         GR_EXPORT CUresult CUDAAPI symbol(CUstream stream)                                                             \
         {                                                                                                              \
+                GR_PASS_DEEP;                                                                                          \
                 GR_NO_CANCEL; /* as in end_capture */                                                                  \
                 uint64_t number = number_to_end(stream, null_stream);                                                  \
                 CUresult result = GR_REAL(symbol, stream);                                                             \
