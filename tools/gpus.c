@@ -24,8 +24,9 @@
 #define WORK_NS  UINT64_C(5000000000) /* longest wait for a process that gives signs of life */
 
 /* Of what other users may have written anything, so much is looked at. */
-#define USERS_MOST 256
-#define FILES_MOST 64 /* of each */
+#define USERS_MOST   256
+#define FILES_MOST   16 /* of each */
+#define MEMBERS_MOST 64 /* of each of these */
 
 void *gr_real_symbol(void *handle, const char *name)
 {
@@ -90,7 +91,9 @@ static bool is_real(struct gpu *gpu, const struct gr_member *member)
         FILE *file;
 
         for (size_t i = 0; i < gpu->count; i++)
-                if (gpu->members[i].owner == member->owner)
+                if (gpu->members[i].owner == member->owner ||
+                    (gpu->members[i].identity.pid == member->identity.pid &&
+                     gpu->members[i].identity.pid_namespace == member->identity.pid_namespace))
                         return false;
         if (gr_region_is_gone(&gpu->region, member->slot) || !member->same_namespace)
                 return !member->same_namespace;
@@ -109,7 +112,7 @@ static void read_members(struct gpu *gpu)
                 gpu->members = calloc(GR_REGION_SLOTS, sizeof(*gpu->members));
         gpu->count = 0;
         gpu->reserved_bytes = 0;
-        for (unsigned i = 0; gpu->members && i < GR_REGION_SLOTS; i++)
+        for (unsigned i = 0; gpu->members && i < GR_REGION_SLOTS && (!gpu->user[0] || gpu->count < MEMBERS_MOST); i++)
                 if (gr_region_read(&gpu->region, i, &gpu->members[gpu->count]) == 0 &&
                     (!gpu->user[0] || is_real(gpu, &gpu->members[gpu->count])))
                         gpu->reserved_bytes += gpu->members[gpu->count++].reserved_bytes;
@@ -150,7 +153,7 @@ void gpu_read(struct gpu *gpu, bool ask)
                         return;
                 }
         }
-        for (size_t i = 0; i < gpu->count; i++)
+        for (size_t i = 0; !gpu->user[0] && i < gpu->count; i++)
                 if (gpu->members[i].active_ns >= newest && gpu->members[i].figures[GR_FIGURE_device_free]) {
                         newest = gpu->members[i].active_ns;
                         take_use(gpu, &gpu->members[i]);

@@ -101,6 +101,31 @@ static enum MHD_Result answer_request(void *arg, struct MHD_Connection *connecti
         return send_reply(connection, status, "text/plain; charset=utf-8", text, strlen(text));
 }
 
+/*
+ * A connection begins or ends; called by the server's thread. A reader that sends a byte now and then never times out:
+ * so that there is a place for the next one, the oldest has to go.
+ */
+static void note_connection(void *arg, struct MHD_Connection *connection, void **state,
+                            enum MHD_ConnectionNotificationCode code)
+{
+        static int fds[CONNECTIONS]; /* of those that are open, the oldest first */
+        static unsigned count;
+        int fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+        unsigned at = 0;
+
+        (void)arg, (void)state;
+        if (code == MHD_CONNECTION_NOTIFY_STARTED && count < CONNECTIONS) {
+                fds[count++] = fd;
+                if (count == CONNECTIONS)
+                        shutdown(fds[0], SHUT_RDWR);
+        } else if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+                while (at < count && fds[at] != fd)
+                        at++;
+                if (at < count)
+                        memmove(&fds[at], &fds[at + 1], (--count - at) * sizeof(fds[0]));
+        }
+}
+
 /* A socket that listens at HOST:PORT or [HOST]:PORT, or -1: it has complained; *ret_status is the exit status. */
 static int listen_at(const char *address, int *ret_status)
 {
@@ -161,7 +186,8 @@ int command_serve(const struct arguments *arguments)
                 return status;
         server = MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD, 0, NULL, NULL, answer_request, NULL,
                                   MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, CONNECTIONS,
-                                  MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S, MHD_OPTION_END);
+                                  MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S, MHD_OPTION_NOTIFY_CONNECTION,
+                                  note_connection, NULL, MHD_OPTION_END);
         if (!server) {
                 complain("serve: the server cannot start: %s", strerror(errno));
                 return EXIT_FAILURE;

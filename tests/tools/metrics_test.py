@@ -215,11 +215,7 @@ def answers(scene, address, pid):
         scene.check(ask(method, path)[0] == status, f"{method} {path}")
     code, _, error = scene.run("serve", "--listen", address)
     scene.check(code == 1 and f"{address}: Address already in use" in error, f"in use: {code} {error}")
-    # More connections than it takes wait or are closed; it goes on.
     host, port = address.split(":")
-    idle = [socket.create_connection((host, int(port))) for _ in range(20)]
-    for one in idle:
-        one.close()
 
     def answered():
         try:
@@ -227,6 +223,23 @@ def answers(scene, address, pid):
         except OSError:
             return False
 
+    # Readers that send a byte now and then are never silent; others are answered all the same.
+    slow = [socket.create_connection((host, int(port))) for _ in range(8)]
+    for one in slow:
+        one.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+    for _ in range(3):
+        for one in slow:
+            try:
+                one.sendall(b"x")
+            except OSError:
+                pass
+        scene.check(until(answered, 5), "answers beside slow readers")
+    for one in slow:
+        one.close()
+    # More connections than it takes wait or are closed; it goes on.
+    idle = [socket.create_connection((host, int(port))) for _ in range(20)]
+    for one in idle:
+        one.close()
     scene.check(until(answered), "after idle connections")
     if here("prometheus"):
         scrape(scene, address)
