@@ -709,7 +709,7 @@ void gr_fence_wait_handed_out(struct gr_fence *fence, uint64_t deadline_ns)
 
 void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other)
 {
-        bool known = false;
+        bool known = false, joined;
 
         assert(other && other != fence->owner); /* which is an accessor from the beginning */
         gr_fence_end_order(fence);
@@ -722,9 +722,16 @@ void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other)
                 atomic_store(&fence->accessor_overflow, true);
                 fence->overflow_peer |= other->device != fence->device;
         }
+        joined = known && fence->joining == 0; /* else another thread may not have waited yet */
+        fence->joining += !joined;
         gr_unlock(&fence->lock);
-        if (!known && join_barrier(fence, other) != 0)
+        if (joined)
+                return;
+        if (join_barrier(fence, other) != 0)
                 gr_fence_wait_handed_out(fence, UINT64_MAX);
+        gr_lock(&fence->lock);
+        fence->joining--;
+        gr_unlock(&fence->lock);
 }
 
 /* Lock held. */

@@ -100,6 +100,7 @@ struct gr_fence {
         struct gr_context *accessors[GR_ACCESSORS_MAX]; /* accessors[0] is the owner, if there is one */
         struct gr_device *device;                       /* of the owner; constant */
         bool overflow_peer;                             /* an accessor that did not fit is of another device */
+        unsigned joining; /* threads that make a new accessor wait for what was handed out before it */
 
         struct gr_lock events_lock; /* guards what follows */
         void **idle_events;         /* created in this context */

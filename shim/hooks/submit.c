@@ -76,6 +76,7 @@ static __attribute__((noinline, cold)) void write_at(CUstream stream, CUdevicept
         void *answers[] = {&type, &device};
         CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
         struct gr_context *by;
+        GR_KEEP_ERRNO;
         GR_NO_CANCEL;
 
         if (!to || !gr_shim_ready() || !gr_real.cuPointerGetAttributes ||
@@ -89,6 +90,7 @@ static __attribute__((noinline, cold)) void write_at(CUstream stream, CUdevicept
 void gr_submit_writes_anywhere(CUstream stream)
 {
         struct gr_context *by;
+        GR_KEEP_ERRNO;
         GR_NO_CANCEL;
 
         by = gr_shim_ready() ? context_of(stream) : NULL;

@@ -10,6 +10,7 @@
 #include "gputest.h"
 #include "newer.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,6 +117,32 @@ static void graph(CUdeviceptr p)
         GR_MUST(cuGraphDestroy(graph));
 }
 
+static CUdeviceptr elsewhere; /* near's */
+
+static void *copy_elsewhere(void *arg)
+{
+        GR_MUST(cuCtxSetCurrent(far));
+        GR_MUST(cuMemcpyAsync(elsewhere, source, KIB, stream));
+        return arg;
+}
+
+/* Beside a capture the context cannot be made to wait on the GPU: the first copy's call does so, and not it alone. */
+static void two_at_once(CUdeviceptr p)
+{
+        pthread_t thread;
+        CUstream captured;
+        CUgraph graph;
+
+        GR_MUST(cuStreamCreate(&captured, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamBeginCapture(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
+        pthread_create(&thread, NULL, copy_elsewhere, NULL);
+        gt_sleep_us(100000);
+        unified(p);
+        GR_MUST(cuStreamSynchronize(stream));
+        pthread_join(thread, NULL);
+        GR_MUST(cuStreamEndCapture(captured, &graph));
+}
+
 static const struct way {
         const char *name;
         void (*write)(CUdeviceptr p); /* NULL: another process does, of the same device */
@@ -132,6 +159,7 @@ static const struct way {
         {"cuMemcpyWithAttributesAsync", with_attributes, false},
         {"cuMemcpy3DWithAttributesAsync", box_with_attributes, false},
         {"a graph", graph, false},
+        {"two copies at once", two_at_once, false},
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
@@ -193,6 +221,7 @@ static int try_way(size_t i)
         }
         if (way->write && !way->begins_late)
                 begin_far();
+        GR_MUST(cuMemAlloc(&elsewhere, 4 * MIB));
         GR_MUST(cuMemAlloc(&before, BYTES));
         GR_MUST(cuCtxSynchronize());
         GR_MUST(gt_late_fill(&near, NULL, before, OLD, WORDS, LATE_US));
