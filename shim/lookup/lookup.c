@@ -114,13 +114,17 @@ static void *swap_told(const char *name, void *function)
         return swapped;
 }
 
-/* Whether function, which was found by this name, is the driver's. */
-static bool is_of_driver(const char *name, const void *function)
+static bool is_of(const char *library, const void *function)
 {
         Dl_info info;
 
-        return name[2] >= 'A' && name[2] <= 'Z' && dladdr(function, &info) && info.dli_fname &&
-               strstr(info.dli_fname, "/libcuda.");
+        return dladdr(function, &info) && info.dli_fname && strstr(info.dli_fname, library);
+}
+
+/* Whether function, which was found by this name, is the driver's. */
+static bool is_of_driver(const char *name, const void *function)
+{
+        return name[2] >= 'A' && name[2] <= 'Z' && is_of("/libcuda.", function);
 }
 
 /* Whether function is a hook without a function of the driver behind it: no driver, or one that lacks the function. */
@@ -147,7 +151,7 @@ static void *nvml_symbol(void *handle, const char *name)
         if (!found)
                 return ANSWER_NULL;
         swapped = gr_nvml_views_swap(found);
-        if (swapped == found)
+        if (swapped == found && is_of("/libnvidia-ml.", found)) /* other libraries have such names, too */
                 swapped = gr_nvml_gate(name, found);
         return swapped != seen ? swapped : AS_IF_ABSENT;
 }

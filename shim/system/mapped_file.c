@@ -147,7 +147,6 @@ void *gr_mapped_file_memory(const struct gr_path *folder, size_t bytes)
                 errno = rc;
                 return NULL;
         }
-        madvise(memory, bytes, MADV_SEQUENTIAL);
         madvise(memory, bytes, MADV_DONTFORK);
         return memory;
 }
