@@ -619,32 +619,15 @@ GR_HELD(sleep_lock) static CUresult end_deep(uint64_t until_ns)
         return result;
 }
 
-/* As wait_at_gate, for a call that only a deep sleep keeps out. */
-static void wait_at_deep_gate(struct gr_pass *pass)
-{
-        uint64_t until_ns = gr_driver.now_ns() + config.wait_ns;
-        GR_KEEP_ERRNO;
-        GR_NO_CANCEL;
-
-        atomic_fetch_add(&waiting, 1);
-        gr_lock(&sleep_lock);
-        atomic_store(&waking, true);
-        atomic_fetch_sub(&waiting, 1);
-        working = true;
-        pass->result = end_deep(until_ns);
-        working = false;
-        atomic_store(&waking, false);
-        gr_unlock(&sleep_lock);
-}
-
 /*
  * The gate is shut: wakes the process. If all contexts of a device are about to end for too long, their memory cannot
- * come back: then the gate stays shut, but this call is counted as inside, in *part, and goes on.
+ * come back: then the gate stays shut, but this call is counted as inside, in *part, and goes on. part NULL: only a
+ * deep sleep keeps the call out, and only that ends.
  */
 static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
 {
         /* Of all at the gate, which wait for the lock one after the other. */
-        uint64_t until_ns = gr_driver.now_ns() + config.turn_ns + config.wait_ns;
+        uint64_t until_ns = gr_driver.now_ns() + (part ? config.turn_ns : 0) + config.wait_ns;
         CUstreamCaptureMode mode;
         bool missing = false;
         GR_KEEP_ERRNO;
@@ -655,7 +638,9 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
         atomic_store(&waking, true);
         atomic_fetch_sub(&waiting, 1);
         working = true;
-        if (atomic_load(&shut)) {
+        if (!part) {
+                pass->result = end_deep(until_ns);
+        } else if (atomic_load(&shut)) {
                 if (until_ns < turn_latest_ns + config.wait_ns)
                         until_ns = turn_latest_ns + config.wait_ns;
                 await_turn();
@@ -714,7 +699,7 @@ struct gr_pass gr_sleep_enter_deep(void)
                         break;
                 }
                 atomic_fetch_sub(part, 1);
-                wait_at_deep_gate(&pass);
+                wait_at_gate(&pass, NULL);
         }
         if (pass.inside)
                 pass.cancel_state = gr_cancel_disable();
