@@ -61,6 +61,29 @@ static bool driver_was_asked_often(const struct report *report, char *text)
         return true;
 }
 
+#define FRAGMENTED_LEAST (UINT64_C(64) << 20) /* bytes worth a word */
+
+/* Of some GPU, as much as a quarter of the peak or more was fragmented. */
+static bool memory_was_fragmented(const struct report *report, char *text)
+{
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
+
+        for (int i = 0; i < GR_TRACE_DEVICES; i++) {
+                const struct point *worst = &report->timelines[i].worst;
+                uint64_t peak = report->trace.peak_reserved_bytes[i];
+
+                if (worst->fragmented_bytes < FRAGMENTED_LEAST || worst->fragmented_bytes < peak / 4)
+                        continue;
+                snprintf(text, ADVICE_BYTES,
+                         "On GPU %d %s was fragmented at %.3f s, of at most %s: first allocate what lives longest, or "
+                         "use fewer sizes; GPURECLAIM_POOL=bins fragments more than auto.",
+                         i, gr_size_format(worst->fragmented_bytes, a, sizeof(a)), (double)worst->at / 1e9,
+                         gr_size_format(peak, b, sizeof(b)));
+                return true;
+        }
+        return false;
+}
+
 /* How long memory must have been cached before that is worth a word: as long as decay lets it, unless set. */
 #define CACHED_NS UINT64_C(10000000000)
 
@@ -163,7 +186,7 @@ static bool much_was_never_freed(const struct report *report, char *text)
 size_t advise(const struct report *report, char texts[ADVICE_MOST][ADVICE_BYTES])
 {
         static bool (*const sentences[])(const struct report *, char *) = {
-                requests_failed, memory_was_waited_for, driver_was_asked_often,
+                requests_failed, memory_was_waited_for, driver_was_asked_often, memory_was_fragmented,
                 much_was_cached, peak_has_a_cause,      much_was_never_freed,
         };
         size_t count = 0;

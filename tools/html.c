@@ -71,14 +71,16 @@ static void add_timelines(struct gr_json *json, const struct report *report)
                 gr_json_count(json, "number", (uint64_t)i);
                 gr_json_string(json, "name", header ? header->devices[i] : "");
                 gr_json_count(json, "reserved", report->trace.peak_reserved_bytes[i]);
+                gr_json_count(json, "fragmented", line->worst.fragmented_bytes);
+                gr_json_count(json, "fragmented_at", line->worst.at);
                 gr_json_array(json, "points");
                 for (size_t p = 0; p < line->count; p++) {
                         const struct point *point = &line->points[p];
 
-                        add_row(json, 5,
+                        add_row(json, 6,
                                 (uint64_t[]){point->at, point->live_bytes,
-                                             point->cached_bytes - point->quarantine_bytes, point->other_bytes,
-                                             point->quarantine_bytes});
+                                             point->cached_bytes - point->quarantine_bytes - point->fragmented_bytes,
+                                             point->other_bytes, point->quarantine_bytes, point->fragmented_bytes});
                 }
                 gr_json_close(json);
                 gr_json_close(json);

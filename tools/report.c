@@ -207,8 +207,9 @@ static void print_kind(int device, int kind, const struct gr_trace_kind *of)
 }
 
 /* Prints what only a trace that the library has written tells. */
-static void print_run(const struct gr_trace *trace)
+static void print_run(const struct report *report)
 {
+        const struct gr_trace *trace = &report->trace;
         const struct gr_trace_header *header = trace->header;
         char a[GR_SIZE_TEXT_BYTES];
 
@@ -226,10 +227,16 @@ static void print_run(const struct gr_trace *trace)
                        block_word(trace->doubtful_count));
         printf("  the driver was asked for %zu of %zu allocations; %zu were refused\n", trace->counts[GR_ENTRY_MISS],
                trace->counts[GR_ENTRY_MISS] + trace->counts[GR_ENTRY_HIT], trace->counts[GR_ENTRY_REFUSED]);
-        for (int i = 0; i < GR_TRACE_DEVICES; i++)
+        for (int i = 0; i < GR_TRACE_DEVICES; i++) {
+                const struct point *worst = &report->timelines[i].worst;
+
                 if (trace->peak_reserved_bytes[i] > 0)
                         printf("  reserved on GPU %d: at most %s\n", i,
                                gr_size_format(trace->peak_reserved_bytes[i], a, sizeof(a)));
+                if (worst->fragmented_bytes > 0)
+                        printf("  fragmented on GPU %d: at most %s, at %.3f s: cached, but not usable for a request\n",
+                               i, gr_size_format(worst->fragmented_bytes, a, sizeof(a)), (double)worst->at / 1e9);
+        }
         for (int i = 0; i <= GR_TRACE_DEVICES; i++)
                 for (int kind = 0; kind < GR_MEMORY_KIND_COUNT; kind++)
                         if (trace->kinds[i][kind].peak_bytes > 0)
@@ -251,7 +258,7 @@ static void print_report(const char *path, const struct report *report)
         if (report->timed)
                 printf(" in %.3f s", (double)report->end_ns / 1e9);
         printf("\n");
-        print_run(&report->trace);
+        print_run(report);
         printf("  allocated: %s in %" PRIu64 " %s", gr_size_format(report->allocated_bytes, a, sizeof(a)),
                report->allocations, block_word(report->allocations));
         if (report->peak.bytes > 0)
@@ -349,6 +356,14 @@ static void write_report(const struct report *report)
                 gr_json_array(&json, "peak_reserved_bytes");
                 for (int i = 0; i < count_devices(&report->trace); i++)
                         gr_json_count(&json, NULL, report->trace.peak_reserved_bytes[i]);
+                gr_json_close(&json);
+                gr_json_array(&json, "fragmented");
+                for (int i = 0; i < count_devices(&report->trace); i++) {
+                        gr_json_object(&json, NULL);
+                        gr_json_count(&json, "bytes", report->timelines[i].worst.fragmented_bytes);
+                        gr_json_count(&json, "at_ns", report->timelines[i].worst.at);
+                        gr_json_close(&json);
+                }
                 gr_json_close(&json);
                 gr_counters_json(&report->trace.counters, &json);
         }

@@ -34,11 +34,12 @@ struct moment {
 struct timeline {
         struct point {
                 uint64_t at, live_bytes, cached_bytes, other_bytes; /* other: what the pool does not serve */
-                uint64_t quarantine_bytes;                          /* of the cached ones */
+                uint64_t quarantine_bytes, fragmented_bytes;        /* of the cached ones */
                 uint64_t number;                                    /* of the change, in the order in which they came */
         } points[POINTS_MOST];
         size_t count;
         uint64_t mean_cached_bytes; /* over the time */
+        struct point worst;         /* where most was fragmented, as soon as it was */
 };
 
 struct report {

@@ -1,7 +1,14 @@
-/* The memory of each GPU over time, as so few points that a page can show a trace of any length (report.h). */
+/*
+ * The memory of each GPU over time, as so few points that a page can show a trace of any length (report.h).
+ *
+ * Fragmentation is cached memory that did not wait for the GPU, and still did not serve a request: the process took
+ * more from the GPU for it, or it was refused. What was mapped for that request alone does not count. Until the next
+ * such request as much of the cached memory counts as fragmented.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/arith.h"
 #include "report.h"
 
 /* Of each part of the time: where least was live, where most was, where most was taken from the GPU, and the last. */
@@ -9,9 +16,12 @@
 
 struct device {
         uint64_t live_bytes, reserved_bytes, kind_bytes[GR_MEMORY_KIND_COUNT];
-        uint64_t freed_bytes; /* since an epoch was last usable, with what was in quarantine then */
+        uint64_t freed_bytes;         /* since an epoch was last usable, with what was in quarantine then */
+        uint64_t cached_before_bytes; /* as what is reserved grew, in a call of a thread that has not ended */
+        uint64_t unserving_bytes;     /* cached, and did not serve the last miss */
         size_t part;
-        bool changed; /* in this part */
+        bool grew, changed; /* changed: in this part */
+        uint32_t grower;    /* that thread, as the file has it */
         struct point least, most, highest, now;
         double cached_area;
 };
@@ -19,6 +29,23 @@ struct device {
 static uint64_t sum_point(const struct point *point)
 {
         return point->live_bytes + point->cached_bytes + point->other_bytes;
+}
+
+static uint64_t other_bytes(const struct device *device)
+{
+        uint64_t bytes = 0;
+
+        for (int kind = 0; kind < GR_MEMORY_KIND_COUNT; kind++)
+                if (kind != GR_MEMORY_IMPORTED && kind != GR_MEMORY_HOST)
+                        bytes += device->kind_bytes[kind];
+        return bytes;
+}
+
+static uint64_t cached_bytes(const struct device *device)
+{
+        uint64_t used = device->live_bytes + other_bytes(device);
+
+        return device->reserved_bytes > used ? device->reserved_bytes - used : 0;
 }
 
 static int by_number(const void *a, const void *b)
@@ -46,14 +73,14 @@ static void note_change(struct device *device, struct timeline *line, uint64_t a
         size_t part = (size_t)((double)at / ((double)last + 1) * PARTS);
         struct point now = {.at = at > device->now.at ? at : device->now.at,
                             .live_bytes = device->live_bytes,
+                            .cached_bytes = cached_bytes(device),
+                            .other_bytes = other_bytes(device),
                             .number = device->now.number + 1};
 
-        for (int kind = 0; kind < GR_MEMORY_KIND_COUNT; kind++)
-                if (kind != GR_MEMORY_IMPORTED && kind != GR_MEMORY_HOST)
-                        now.other_bytes += device->kind_bytes[kind];
-        if (device->reserved_bytes > now.live_bytes + now.other_bytes)
-                now.cached_bytes = device->reserved_bytes - now.live_bytes - now.other_bytes;
-        now.quarantine_bytes = device->freed_bytes < now.cached_bytes ? device->freed_bytes : now.cached_bytes;
+        now.quarantine_bytes = gr_min(device->freed_bytes, now.cached_bytes);
+        now.fragmented_bytes = gr_min(device->unserving_bytes, now.cached_bytes - now.quarantine_bytes);
+        if (now.fragmented_bytes > line->worst.fragmented_bytes)
+                line->worst = now;
         device->cached_area += (double)device->now.cached_bytes * (double)(now.at - device->now.at);
         if (part > device->part) {
                 end_part(device, line);
@@ -69,23 +96,42 @@ static void note_change(struct device *device, struct timeline *line, uint64_t a
         device->changed = true;
 }
 
-static void take_operation(struct device *device, const struct gr_trace_op *op)
+/* Of the cached bytes these did not serve a request. */
+static void note_unserving(struct device *device, uint64_t bytes)
+{
+        device->unserving_bytes = bytes - gr_min(bytes, device->freed_bytes);
+}
+
+static void take_operation(struct device *device, const struct gr_trace_op *op, uint64_t thread)
 {
         device->live_bytes += op->is_free ? -op->bytes : op->bytes;
         device->freed_bytes += op->is_free ? op->bytes : 0;
+        if (device->grew && device->grower == thread) {
+                if (op->is_miss)
+                        note_unserving(device, gr_min(device->cached_before_bytes, cached_bytes(device)));
+                device->grew = false;
+        }
 }
 
 /* Whether the event changes what a timeline shows. */
 static bool take_event(struct device *device, const struct gr_trace_event *event)
 {
-        if (event->what == GR_ENTRY_RESERVED)
+        if (event->what == GR_ENTRY_RESERVED) {
+                if (event->bytes > device->reserved_bytes && !(device->grew && device->grower == event->thread)) {
+                        device->cached_before_bytes = cached_bytes(device);
+                        device->grower = event->thread;
+                        device->grew = true;
+                }
                 device->reserved_bytes = event->bytes;
-        else if (event->what == GR_ENTRY_QUARANTINE)
+        } else if (event->what == GR_ENTRY_REFUSED) {
+                note_unserving(device, cached_bytes(device));
+        } else if (event->what == GR_ENTRY_QUARANTINE) {
                 device->freed_bytes = event->bytes;
-        else if (event->what == GR_ENTRY_KIND && event->detail < GR_MEMORY_KIND_COUNT)
+        } else if (event->what == GR_ENTRY_KIND && event->detail < GR_MEMORY_KIND_COUNT) {
                 device->kind_bytes[event->detail] = event->bytes;
-        else
+        } else {
                 return false;
+        }
         return true;
 }
 
@@ -113,7 +159,7 @@ int draw_timelines(struct report *report)
                 if (is_event)
                         shown = shown && take_event(&devices[number], &trace->events[event]);
                 else if (shown)
-                        take_operation(&devices[number], &trace->ops[op]);
+                        take_operation(&devices[number], &trace->ops[op], trace->thread_ids[trace->ops[op].thread]);
                 if (shown)
                         note_change(&devices[number], &report->timelines[number], at, report->last_at);
                 op += !is_event;

@@ -9,6 +9,7 @@
 #include "alloc/graph_hold.h"
 #include "alloc/ladder.h"
 #include "base/thread.h"
+#include "base/trace_file.h"
 #include "cache/arena.h"
 #include "cache/arenas.h"
 #include "cache/block_life.h"
@@ -161,6 +162,14 @@ static struct gr_block *take_any_range(struct gr_source_request *request)
         return block ? block : take_range_behind_dear_barrier(request);
 }
 
+/* For the trace: how much of what is cached no request can have yet. What a cheap barrier makes usable is not in it. */
+static void trace_quarantine(struct gr_context *context)
+{
+        if (atomic_load_explicit(&gr_trace_to, memory_order_relaxed))
+                gr_trace_add(GR_ENTRY_QUARANTINE, context->device->ordinal, 0, 0,
+                             gr_fence_barrier_is_cheap(context->fence) ? 0 : gr_fence_quarantine_bytes(context->fence));
+}
+
 static struct gr_block *take_cached(struct gr_source_request *request)
 {
         uint64_t epoch;
@@ -224,8 +233,11 @@ static int alloc_slow(struct gr_context *context, size_t bytes, bool optional, g
         do {
                 block = cached ? take_cached(&request) : NULL;
                 if (!block) {
-                        int rc = gr_source_fresh(&request, &block);
+                        int rc;
 
+                        if (cached)
+                                trace_quarantine(context);
+                        rc = gr_source_fresh(&request, &block);
                         if (gr_is_out_of_memory(rc))
                                 rc = gr_ladder_climb(&request, rc, &block);
                         if (rc)

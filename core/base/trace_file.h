@@ -43,7 +43,11 @@ enum gr_entry {
          * block is noted; else the sampling size is 1 << detail.
          */
         GR_ENTRY_STACK,
-        GR_ENTRY_QUARANTINE, /* an epoch is usable: of a context on the device bytes remain in quarantine */
+        /*
+         * Of a context on the device bytes are in quarantine: an epoch is usable, or a request found nothing in the
+         * cache. In the latter case they are 0 where a barrier would have made all of it usable for its call.
+         */
+        GR_ENTRY_QUARANTINE,
         GR_ENTRY_COUNT
 };
 

@@ -81,6 +81,17 @@ exec 3>&-
 wait $!
 "$command" report trace | grep -q '^  limits changed: 1 times$' || fail "limit: not in the report"
 
+# Fragmentation: blocks that are too small for a request, but not those that wait for the GPU.
+run env GPURECLAIM_POOL=bins "$traced" pieces
+is "pieces: exit status" 0 $status
+"$command" report trace >said
+grep -q '^  fragmented on GPU 0: at most 32.000 MiB, at ' said || fail "pieces: $(cat said)"
+run env GPURECLAIM_POOL=bins "$traced" pieces 1
+is "pieces that wait: exit status" 0 $status
+"$command" report trace >said
+grep -q '^  reserved on GPU 0: at most 84.000 MiB' said && ! grep -q fragmented said ||
+        fail "pieces that wait: $(cat said)"
+
 # Blocks that a context had when it ended are freed.
 for pool in none bins split auto; do
         run env "GPURECLAIM_POOL=$pool" "$traced" gone

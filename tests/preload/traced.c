@@ -13,6 +13,7 @@
  *   ended    a second thread is told to end, and does so after 20 * ROUNDS; then the first thread makes as many
  *   behind   a second thread allocates, waits for a while, and allocates a block of its own size, which stays; 28000
  *            entries later 10000 more follow
+ *   pieces   frees every second of 16 blocks of 4 MiB, and then asks for 20 MiB; with a COUNT the GPU is busy meanwhile
  *   lent     a second thread, which has written little, frees a block of the first, between 10000 entries and 27000
  */
 #include <cuda.h>
@@ -20,6 +21,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +40,7 @@
 static CUcontext context;
 static pthread_barrier_t turn;
 static bool closed, wrong, grown, unseen;
+static atomic_bool at_end;
 
 /* In place of the C library's, which the library calls where the file grows. */
 __attribute__((visibility("default"))) ssize_t pwrite64(int fd, const void *bytes, size_t length, off64_t at)
@@ -108,6 +111,12 @@ static void *told_to_end(void *arg)
         rounds(20 * ROUNDS);
         pthread_testcancel();
         return arg;
+}
+
+static void await_end(void *end)
+{
+        while (!atomic_load((atomic_bool *)end))
+                usleep(1000);
 }
 
 int main(int argc, char **argv)
@@ -198,6 +207,17 @@ int main(int argc, char **argv)
                 pthread_barrier_wait(&turn);
                 GR_MUST(pthread_join(thread, NULL));
                 rounds(13500);
+        } else if (strcmp(mode, "pieces") == 0) {
+                CUdeviceptr pieces[16], ptr;
+
+                for (int i = 0; i < 16; i++)
+                        GR_MUST(cuMemAlloc(&pieces[i], 4 * MIB));
+                if (argc > 2)
+                        GR_MUST(cuLaunchHostFunc(NULL, await_end, &at_end));
+                for (int i = 0; i < 16; i += 2)
+                        GR_MUST(cuMemFree(pieces[i]));
+                GR_MUST(cuMemAlloc(&ptr, 20 * MIB));
+                atomic_store(&at_end, true);
         } else {
                 fprintf(stderr, "usage: traced MODE [COUNT]\n");
                 return 2;

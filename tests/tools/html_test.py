@@ -127,6 +127,13 @@ def test_sentences(folder):
               [(5 * SECOND, RESERVED, 0, 0, 0, 0)], [])  # not for long
     sentences(folder, cached + [(20 * SECOND, RESERVED, 0, 0, 0, 0)],
               ["^On GPU 0 6.* MiB of at most 11.000 MiB was only cached, on average over 20.000 s"])
+    scattered = [(0, RESERVED, 0, 0, 0, 100 * MIB)] + blocks([40 * MIB, 41 * MIB, 10 * MIB, 9 * MIB], 1, MISS) + [
+        (10, FREE, NOWHERE, 0, 0x100000, 0), (11, FREE, NOWHERE, 0, 0x200000, 0), (12, QUARANTINE, 0, 0, 0, 0)]
+    for reserved, wanted in ((320, ["^On GPU 0 81.000 MiB was fragmented at 0.000 s, of at most 320.000 MiB: first"]),
+                             (328, [])):
+        more = (reserved - 100) * MIB
+        sentences(folder, scattered + [(13, RESERVED, 0, 0, 0, reserved * MIB), (14, MISS, 0, 0, 0x500000, more),
+                                       (15, FREE, NOWHERE, 0, 0x500000, 0)], wanted + ["peak of .* was 1 block"])
     sentences(folder, [], [])
 
 
@@ -148,7 +155,7 @@ def test_bounds(folder):
     check([gpu["number"] for gpu in data["gpus"]] == [0, 1], "a long trace: GPUs")
     check(all(1000 < len(gpu["points"]) <= 2000 for gpu in data["gpus"]), "a long trace: points")
     first = data["gpus"][0]["points"]
-    check([20000499, 700 * MIB, 0, 100 * MIB, 100 * MIB] in first, "a long trace: the peak is not a point")
+    check([20000499, 700 * MIB, 0, 100 * MIB, 100 * MIB, 0] in first, "a long trace: the peak is not a point")
     check(first == sorted(first, key=lambda point: point[0]), "a long trace: points are not in order")
     check(all(sum(point[1:]) == 900 * MIB for point in first), "a long trace: the sum is not what is reserved")
     check(len(data["marks"]) <= 200 and sum(mark[2] for mark in data["marks"]) == 50000, "a long trace: marks")
@@ -162,9 +169,32 @@ def test_quarantine(folder):
                 [(20, QUARANTINE, 0, 0, 0, MIB)] + [(30, FREE, NOWHERE, 0, 0x200000, 0), (40, QUARANTINE, 0, 0, 0, 0),
                                                     (50, QUARANTINE, 0, 0, 0, 99 * MIB)])
     points = {point[0] + 1: point[1:] for point in data_of(report("--html", path))["gpus"][0]["points"]}
-    wanted = {10: [5, 3, 0, 4], 20: [5, 6, 0, 1], 30: [0, 6, 0, 6], 40: [0, 12, 0, 0], 50: [0, 0, 0, 12]}
+    wanted = {10: [5, 3, 0, 4, 0], 20: [5, 6, 0, 1, 0], 30: [0, 6, 0, 6, 0], 40: [0, 12, 0, 0, 0], 50: [0, 0, 0, 12, 0]}
     for at, mib in wanted.items():
         check(points.get(at) == [MIB * value for value in mib], f"quarantine at {at}: {points.get(at)}")
+
+
+def test_fragmented(folder):
+    """What is cached, waits for nothing, and is there when the process takes more from the GPU or is refused."""
+    path = os.path.join(folder, "fragmented.trace")
+    write_trace(path, [(0, RESERVED, 0, 0, 0, 100 * MIB), (0, MISS, 0, 0, 0x1000, 60 * MIB)] +  # all of it is new
+                [(2, MISS, 0, 0, 0x2000, 40 * MIB), (10, FREE, NOWHERE, 0, 0x1000, 0),
+                 (20, QUARANTINE, 0, 0, 0, 10 * MIB), (21, RESERVED, 0, 0, 0, 130 * MIB),
+                 (22, RESERVED, 0, 0, 0, 150 * MIB), (23, MISS, 0, 0, 0x3000, 70 * MIB),  # of it 20 MiB were cached
+                 (24, QUARANTINE, 0, 0, 0, 0), (25, RESERVED, 0, 0, 0, 160 * MIB), (25, RESERVED, 0, 0, 0, 190 * MIB),
+                 (26, MISS, 0, 0, 0x4000, 10 * MIB),  # 30 MiB more than it needed
+                 (30, REFUSED, 0, 0, 0, GIB), (31, RESERVED, 0, 0, 0, 130 * MIB),
+                 (40, RESERVED, 0, 0, 0, 170 * MIB), (41, HIT, 0, 0, 0x5000, MIB),  # not for a request
+                 (42, MISS, 0, 0, 0x6000, MIB)])
+    gpu = data_of(report("--html", path))["gpus"][0]
+    fragmented = {point[0]: [bytes // MIB for bytes in (point[2], point[5])] for point in gpu["points"]}
+    wanted = {0: [40, 0], 2: [0, 0], 20: [50, 0], 23: [0, 30], 24: [10, 30], 26: [30, 40], 30: [0, 70],
+              31: [0, 10], 40: [0, 50], 42: [0, 48]}
+    for at, mib in wanted.items():
+        check(fragmented.get(at) == mib, f"fragmented at {at}: {fragmented.get(at)}")
+    check((gpu["fragmented"], gpu["fragmented_at"]) == (70 * MIB, 30), f"fragmented: {gpu['fragmented_at']}")
+    check(json.loads(report("--json", path))["fragmented"] == [{"bytes": 70 * MIB, "at_ns": 30}], "fragmented: JSON")
+    check("\n  fragmented on GPU 0: at most 70.000 MiB, at 0.000 s: cached, but" in report(path), "fragmented: text")
 
 
 def replay(entries):
@@ -342,7 +372,8 @@ def test_names(folder):
     path = os.path.join(folder, "named.trace")
     write_trace(path, [(0, RESERVED, 0, 0, 0, 10 * MIB), (1, QUARANTINE, 0, 0, 0, 2 * MIB)] +
                 blocks([4 * MIB, 2 * MIB, MIB], SECOND) +
-                [(2 * SECOND, RUNG, 0, TRIM, 100, MIB), (3 * SECOND, FREE, NOWHERE, 0, 0x300000, 0)], HOSTILE)
+                [(SECOND + 9, REFUSED, 0, 0, 0, 9 * MIB), (2 * SECOND, RUNG, 0, TRIM, 100, MIB),
+                 (3 * SECOND, FREE, NOWHERE, 0, 0x300000, 0)], HOSTILE)
     write_origins(os.path.join(folder, "named.origins"),
                   [(4 * MIB, [HOSTILE, "outer"]), (2 * MIB, ["inner", "middle", "outer"])])
     page = report("--html", path)
@@ -417,13 +448,14 @@ def test_in_browser(browser, path):
     seconds = browser.open(path)
     text = browser.value("document.body.innerText") or ""
     for words in ("What to do", "6.00 MiB in 2 blocks", "Memory of GPU 0: A GPU", "100.0 % without the driver",
+                  "at most 1.00 MiB, at 0.000 s: cached, but",
                   "Live at the peak", HOSTILE):
         check(words in text, f"in the browser: not shown: {words}")
     check(browser.value("typeof broken") == "undefined", "in the browser: a name was run")
     check(browser.value("document.querySelectorAll('img').length") == 0, "in the browser: a name became an element")
     browser.click("svg.time")
     said = browser.value("document.querySelector('.moment').textContent")
-    check("7.00 MiB live, 2.00 MiB waiting for the GPU, 1.00 MiB cached" in said and
+    check("7.00 MiB live, 2.00 MiB waiting for the GPU, 1.00 MiB fragmented, 0 B cached" in said and
           "ladder: trim (1 times, 1.00 MiB)" in said, f"in the browser: a moment: {said}")
     said = browser.value("document.querySelector('#frame').textContent")
     check(said == "all: 6.00 MiB, 100.0 %", f"in the browser: all frames: {said}")
@@ -451,6 +483,7 @@ def main():
         test_sentences(folder)
         test_bounds(folder)
         test_quarantine(folder)
+        test_fragmented(folder)
         test_pytorch(folder)
         path = test_names(folder)
         snapshots = test_snapshots(folder)

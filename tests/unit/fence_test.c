@@ -139,8 +139,8 @@ static void test_barrier(void)
 
         start();
         atomic_store(&gr_trace_to, note_traced);
-        traced_bytes = 1;
         epoch = freed_after(5);
+        traced_bytes = 1;
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK_EQ(traced_bytes, 0);
         traced_bytes = 1;

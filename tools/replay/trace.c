@@ -254,7 +254,8 @@ static int read_entry(struct reader *reader, const struct entry *entry)
                                  .ptr = entry->address,
                                  .bytes = entry->bytes,
                                  .device = (uint8_t)device,
-                                 .is_free = what == GR_ENTRY_FREE};
+                                 .is_free = what == GR_ENTRY_FREE,
+                                 .is_miss = what == GR_ENTRY_MISS};
 
         if (what == GR_ENTRY_NONE || what >= GR_ENTRY_COUNT) {
                 trace->skipped++;

@@ -24,8 +24,8 @@ struct gr_trace_op {
         uint32_t slot;   /* the allocation: no two that live at one time have the same; below slot_count */
         uint32_t stack;  /* of the allocation, in the file of origins beside the trace; GR_TRACE_NO_STACK: not noted */
         uint8_t device;  /* 0 where the trace does not say */
-        bool is_free;
-        uint8_t sample_log2; /* the sampling size then is 1 << sample_log2; 0: each block is noted */
+        bool is_free, is_miss; /* is_miss: the driver was asked, or the ladder was climbed */
+        uint8_t sample_log2;   /* the sampling size then is 1 << sample_log2; 0: each block is noted */
 };
 
 struct gr_trace {
