@@ -60,6 +60,10 @@ struct gr_origins_stack {
 #define GR_ORIGINS_MODULE_SHIFT 40
 #define GR_ORIGINS_ADDRESS_MASK ((UINT64_C(1) << GR_ORIGINS_MODULE_SHIFT) - 1)
 
+/*
+ * No streams: an allocation names none, and which blocks a kernel uses cannot be told from its arguments. Streams of
+ * copies and of frees alone would leave out most of the uses.
+ */
 struct gr_origins_block {
         _Atomic uint64_t address; /* written last */
         uint64_t bytes;
