@@ -463,6 +463,8 @@ int command_report(const struct arguments *arguments)
         bool understood = !word || strcmp(word, "summary") == 0;
         int status = EXIT_SUCCESS;
 
+        if (word && strcmp(word, "rmm-csv") == 0)
+                word = "csv";
         for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
                 bool named = word && strcmp(word, formats[i]) == 0;
 

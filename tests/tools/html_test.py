@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""gpureclaim report --html, its sentences that say what to do, and --pytorch: of files made here, and in a browser.
+"""gpureclaim report: --html, its sentences that say what to do, --pytorch, --perfetto and --csv: of files made here.
+The page is also tried in a browser. Perfetto and RMM's benchmark are not here: what their readers ask of a file, by
+their sources (json_trace_parser_impl.cc, log_parser.hpp and replay.cpp), is checked instead.
 
 Usage: html_test.py GPURECLAIM
 Without chromium the page is not tried in a browser; a line says so.
 """
 
 import collections
+import csv
 import json
 import math
 import os
@@ -22,7 +25,7 @@ import time
 COMMAND = sys.argv[1]
 MIB, GIB, SECOND = 2**20, 2**30, 10**9
 HIT, MISS, FREE, REFUSED, COUNTER, RUNG, RESERVED, KIND, LIMIT = range(1, 10)
-STACK, QUARANTINE = 12, 13
+CAPTURE_BEGIN, CAPTURE_END, STACK, QUARANTINE = range(10, 14)
 DECAYED_BYTES, LIMIT_HITS, SYNC, TRIM, DRIVER = 11, 17, 5, 3, 5
 NOWHERE = 255
 # Would end the data, the attribute or the script, or be an element, where a page took it for more than text.
@@ -294,6 +297,88 @@ def test_pytorch(folder):
           f"pytorch: of CSV: {snapshot}")
 
 
+def read_perfetto(text):
+    """What Perfetto's importer of JSON makes of it, where it takes all: (counters, slices by thread, others)."""
+    counters, slices, others, began = {}, {}, [], {}
+    for event in json.loads(text)["traceEvents"]:
+        name, phase, at = event["name"], event["ph"], event["ts"] * 1000
+        good = isinstance(name, str) and name and 0 < event["pid"] < 2**32 and at >= 0
+        if phase == "C":
+            for word, value in event["args"].items():
+                good &= type(value) in (int, float)
+                counters.setdefault(f"{name} {word}", []).append((at, value))
+        elif phase == "X":
+            good &= 0 < event["tid"] < 2**32 and event["dur"] >= 0
+            slices.setdefault(event["tid"], []).append((at, at + event["dur"] * 1000, name, event["args"]))
+        elif phase in ("b", "e"):
+            key = event["cat"], str(event["id"]), name
+            good &= phase == "b" and key not in began or phase == "e" and began.pop(key, at + 1) <= at
+            if phase == "b":
+                began[key] = at
+            others.append((phase, name, round(at)))
+        elif phase == "i":
+            good &= event["s"] == "t" and 0 < event["tid"] < 2**32
+            others.append((phase, name, round(at)))
+        else:
+            good &= phase == "M" and name == "process_name" and isinstance(event["args"]["name"], str)
+            others.append((phase, event["args"]["name"], 0))
+        check(good, f"perfetto: {event}")
+    for thread in slices.values():  # one that begins in another and ends after it would be dropped
+        open_until = []
+        for begin, end, name, _ in sorted(thread, key=lambda one: (one[0], -one[1])):
+            while open_until and open_until[-1] <= begin + 0.5:
+                open_until.pop()
+            check(not open_until or end <= open_until[-1] + 0.5, f"perfetto: {name} overlaps another")
+            open_until.append(end)
+    return counters, slices, others
+
+
+def test_perfetto(folder):
+    path = os.path.join(folder, "perfetto.trace")
+    write_trace(path, [(1000, RESERVED, 0, 0, 0, 6 * MIB), (1001, MISS, 0, 0, 0x1000, 4 * MIB),
+                       (2001, HIT, 1, 0, 0x2000, MIB), (3000, KIND, 0, DRIVER, 0, 7 * MIB),
+                       (3001, KIND, NOWHERE, 0, 0, 9),
+                       (5000, RUNG, 0, TRIM, 1500, 3 * MIB), (6000, RUNG, 0, SYNC, 1000, 0),
+                       (6100, REFUSED, 0, 0, 0, GIB), (6200, LIMIT, 0, 0, 0, GIB), (6300, LIMIT, 0, 1, 0, GIB),
+                       (7000, CAPTURE_BEGIN, NOWHERE, 0, 1, 0), (7500, CAPTURE_BEGIN, NOWHERE, 0, 2, 0),
+                       (8000, CAPTURE_END, NOWHERE, 0, 1, 0), (8500, CAPTURE_END, NOWHERE, 0, 2, 0),
+                       (9001, FREE, NOWHERE, 0, 0x1000, 0), (9500, RESERVED, 0, 0, 0, 2 * MIB)], HOSTILE)
+    counters, slices, others = read_perfetto(report("--perfetto", path))
+    whole = json.loads(report("--json", path))
+    live = [value for _, value in counters["live bytes"]]
+    check(max(live) == whole["peak"]["bytes"] == 5 * MIB and live[-1] == whole["end"]["bytes"], f"perfetto: {live}")
+    check([value for _, value in counters["reserved, GPU 0 bytes"]] == [6 * MIB, 2 * MIB] and
+          len(counters) == 4, f"perfetto: {counters}")
+    check([[round(begin), round(end), name, args] for begin, end, name, args in slices[1]] ==
+          [[2499, 3999, "ladder: trim", {"gave_bytes": 3 * MIB}], [3999, 4999, "ladder: sync", {"gave_bytes": 0}]],
+          f"perfetto: {slices}")
+    check(others == [("M", HOSTILE, 0), ("i", "refused", 5099), ("i", "hard limit", 5199),
+                     ("i", "release threshold", 5299), ("b", "capture", 5999), ("b", "capture", 6499),
+                     ("e", "capture", 6999), ("e", "capture", 7499)], f"perfetto: {others}")
+
+
+def test_rmm(folder):
+    """Each line is one that RMM reads, and its replay finds the block of each free."""
+    path = os.path.join(folder, "rmm.trace")
+    write_trace(path, blocks([4 * MIB, MIB, 512]) + frees(2, SECOND) + [(SECOND + 5, REFUSED, 0, 0, 0, GIB)] +
+                blocks([MIB], 2 * SECOND) + frees(1, 3 * SECOND))
+    lines = list(csv.DictReader(report("--format", "rmm-csv", path).splitlines()))
+    check(report("--csv", path) == report("--format", "rmm-csv", path), "rmm: --csv")
+    live, whole = {}, json.loads(report("--json", path))
+    for line in lines:
+        pointer, size = int(line["Pointer"], 16), int(line["Size"])
+        good = int(line["Thread"]) > 0 and pointer in (0x100000, 0x200000, 0x300000)
+        good &= int(line["Stream"].partition("x")[0]) == 0  # as stoul reads it
+        if line["Action"] == "allocate":
+            good &= pointer not in live
+            live[pointer] = size
+        else:
+            good &= line["Action"] == "free" and live.pop(pointer, None) == size
+        check(good, f"rmm: {line}")
+    check(len(lines) == whole["operations"] == 7, f"rmm: {len(lines)} lines")
+    check((len(live), sum(live.values())) == (whole["end"]["blocks"], whole["end"]["bytes"]), f"rmm: {live} is left")
+
+
 class Browser:
     """Chromium, spoken to through two pipes."""
 
@@ -485,6 +570,8 @@ def main():
         test_quarantine(folder)
         test_fragmented(folder)
         test_pytorch(folder)
+        test_perfetto(folder)
+        test_rmm(folder)
         path = test_names(folder)
         snapshots = test_snapshots(folder)
         if not program:
