@@ -27,6 +27,8 @@ must "where it ran, before the last line" grep -qE '^no card: the simulated devi
 run --only devices,facts
 must "both devices where both are needed" grep -q '^safety, two devices .*| pass$' "$folder/table"
 must "two groups" [ "$(sed -n 's/^== \([a-z]*\):.*/\1/p' "$folder/progress" | sort | paste -sd ' ')" = "devices facts" ]
+run --only observed
+must "each debug aid finds its error" [ "$(grep -c ', GPURECLAIM_.*| pass$' "$folder/table")" -eq 3 ]
 run --only "devices,no such group"
 must "a group that is not there" [ $? -eq 2 ]
 [ $failed -eq 0 ] || cat "$folder/table" "$folder/progress"
