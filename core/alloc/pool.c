@@ -162,12 +162,19 @@ static struct gr_block *take_any_range(struct gr_source_request *request)
         return block ? block : take_range_behind_dear_barrier(request);
 }
 
-/* For the trace: how much of what is cached no request can have yet. What a cheap barrier makes usable is not in it. */
-static void trace_quarantine(struct gr_context *context)
+/*
+ * For the trace: how much of what is cached could not serve the request because it waits for the GPU. Where a barrier
+ * is cheap, it was laid if that helped; but a small request may have preferred fresh memory.
+ */
+static void trace_quarantine(const struct gr_source_request *request)
 {
+        struct gr_context *context = request->context;
+
         if (atomic_load_explicit(&gr_trace_to, memory_order_relaxed))
                 gr_trace_add(GR_ENTRY_QUARANTINE, context->device->ordinal, 0, 0,
-                             gr_fence_barrier_is_cheap(context->fence) ? 0 : gr_fence_quarantine_bytes(context->fence));
+                             gr_fence_barrier_is_cheap(context->fence) && !gr_is_small(request->bytes)
+                                     ? 0
+                                     : gr_fence_quarantine_bytes(context->fence));
 }
 
 static struct gr_block *take_cached(struct gr_source_request *request)
@@ -236,7 +243,7 @@ static int alloc_slow(struct gr_context *context, size_t bytes, bool optional, g
                         int rc;
 
                         if (cached)
-                                trace_quarantine(context);
+                                trace_quarantine(&request);
                         rc = gr_source_fresh(&request, &block);
                         if (gr_is_out_of_memory(rc))
                                 rc = gr_ladder_climb(&request, rc, &block);

@@ -45,7 +45,7 @@ enum gr_entry {
         GR_ENTRY_STACK,
         /*
          * Of a context on the device bytes are in quarantine: an epoch is usable, or a request found nothing in the
-         * cache. In the latter case they are 0 where a barrier would have made all of it usable for its call.
+         * cache. In the latter case they are 0 where that was for no lack of a barrier.
          */
         GR_ENTRY_QUARANTINE,
         GR_ENTRY_COUNT

@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/metadata.h"
+#include "base/trace_file.h"
 #include "cache/bins_trim.h"
 #include "cache/block_life.h"
 #include "pool_start.h"
@@ -534,6 +535,35 @@ static void test_no_entry(void)
         finish();
 }
 
+static uint64_t traced_bytes; /* in quarantine, as the trace was told last */
+
+static void note_traced(enum gr_entry what, int ordinal, unsigned detail, uint64_t address, uint64_t bytes)
+{
+        (void)detail, (void)address;
+        if (what == GR_ENTRY_QUARANTINE && ordinal == context->ordinal)
+                traced_bytes = bytes;
+}
+
+/* A request that takes fresh memory tells how much of the cache it could not have, as that waits for the GPU. */
+static void test_traced_quarantine(void)
+{
+        start(GR_REUSE_AUTO);
+        free_ok(alloc(3 * MIB));
+        atomic_store(&gr_trace_to, note_traced);
+        alloc(5000); /* where a barrier is cheap, a small request may do without it */
+        GR_CHECK_EQ(traced_bytes, 4 * MIB);
+        alloc(8 * MIB);
+        GR_CHECK_EQ(traced_bytes, 0);
+        finish();
+
+        start(GR_REUSE_POLL);
+        free_ok(alloc(3 * MIB));
+        alloc(8 * MIB);
+        GR_CHECK_EQ(traced_bytes, 4 * MIB);
+        atomic_store(&gr_trace_to, NULL);
+        finish();
+}
+
 int main(void)
 {
         gr_log_set_level(GR_LOG_SILENT);
@@ -558,5 +588,6 @@ int main(void)
         }
         test_given_range();
         test_no_entry();
+        test_traced_quarantine();
         return GR_CHECK_RESULT();
 }
