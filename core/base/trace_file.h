@@ -44,8 +44,8 @@ enum gr_entry {
          */
         GR_ENTRY_STACK,
         /*
-         * Of a context on the device bytes are in quarantine: an epoch is usable, or a request found nothing in the
-         * cache. In the latter case they are 0 where that was for no lack of a barrier.
+         * Of a context on the device bytes are in quarantine: an epoch is usable, or closed while all work is in order,
+         * or a request found nothing in the cache. In the last case they are 0 where that was for no lack of a barrier.
          */
         GR_ENTRY_QUARANTINE,
         GR_ENTRY_COUNT

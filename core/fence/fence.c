@@ -223,6 +223,8 @@ static int close_locked(struct gr_fence *fence, bool always)
                 return gr_fence_failed(fence, rc);
         }
         gr_count(fence->core, GR_COUNTER_epochs, 1);
+        if (gr_fence_is_in_order(fence)) /* all blocks are usable, and the trace hears it before the epoch has passed */
+                gr_trace_add(GR_ENTRY_QUARANTINE, fence->device->ordinal, 0, 0, 0);
         fence->pending_count++;
         atomic_store(&fence->closed_bytes, freed_bytes);
         atomic_store(&fence->closed_waits, waits);

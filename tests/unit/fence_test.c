@@ -192,7 +192,11 @@ static void test_order(void)
         GR_CHECK(gr_fence_usable(fence, epoch));
         GR_CHECK(!gr_fence_usable(fence, UINT64_MAX));
         GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
+        atomic_store(&gr_trace_to, note_traced);
+        traced_bytes = 1;
         GR_CHECK_EQ(gr_fence_close(fence), 0);
+        GR_CHECK_EQ(traced_bytes, 0);
+        atomic_store(&gr_trace_to, NULL);
         GR_CHECK(!gr_fence_idle(fence, epoch));
         epoch = freed_after(5);
         GR_CHECK(gr_fence_usable(fence, epoch));
