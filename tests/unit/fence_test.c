@@ -647,6 +647,8 @@ static void test_reset_waits(void)
                 done = false;
                 gr_lock(locks[i]);
                 pthread_create(&thread, NULL, reset, NULL);
+                while (i == 1 && atomic_load(&fence->broken)) /* until it is past the first lock */
+                        usleep(1000);
                 for (int n = 0; n < 20 && !done; n++)
                         usleep(1000);
                 GR_CHECK(!done);
