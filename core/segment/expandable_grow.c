@@ -29,21 +29,22 @@
  * rounded up to whole pages.
  *
  *   usual:                              max((reserved + request) / 96, request / 12)
- *                                       at most max(reserved / 256, min(request / 32, 32 MiB), 6 MiB)
+ *                                       at most max(reserved / 256, min(request / 32, 32 MiB), 16 MiB)
  *   extents stay small:                 request / 12, at most total / 512
  *   while a stream is captured, also:   request / 2, at most max(total / 512, 6 MiB)
  *   in graph segments, also:            request / 2, at most min(total / 512, 6 MiB)
  *   always:                             at most 256 MiB: to return more would keep the driver busy too long
  */
-#define EXTENT_SHARE       96
-#define EXTENT_MOST_SHARE  256
-#define REQUEST_SHARE      12
-#define REQUEST_MOST_SHARE 32
-#define REQUEST_MOST_BYTES (UINT64_C(32) << 20)
-#define EXTENT_BOUND_BYTES (UINT64_C(6) << 20)
-#define SMALL_MOST_SHARE   512
-#define CAPTURED_SHARE     2
-#define EXTENT_MOST_BYTES  (UINT64_C(256) << 20)
+#define EXTENT_SHARE        96
+#define EXTENT_MOST_SHARE   256
+#define REQUEST_SHARE       12
+#define REQUEST_MOST_SHARE  32
+#define REQUEST_MOST_BYTES  (UINT64_C(32) << 20)
+#define EXTENT_BOUND_BYTES  (UINT64_C(16) << 20)
+#define SMALL_MOST_SHARE    512
+#define CAPTURED_SHARE      2
+#define CAPTURED_MOST_BYTES (UINT64_C(6) << 20)
+#define EXTENT_MOST_BYTES   (UINT64_C(256) << 20)
 
 #define EXTRA_SHARE      16                   /* a large request maps a 16th of what is reserved (least_to_map) */
 #define EXTRA_MOST_BYTES (UINT64_C(32) << 20) /* the most that this may be */
@@ -248,8 +249,8 @@ static uint64_t extent_bytes(struct gr_context *context, const struct gr_segment
                 bytes = gr_max(bytes, place_bytes / CAPTURED_SHARE);
                 if (!segment->graph)
                         most = gr_max(most, total / SMALL_MOST_SHARE);
-                most = gr_max(most, segment->graph && total > 0 ? gr_min(total / SMALL_MOST_SHARE, EXTENT_BOUND_BYTES)
-                                                                : EXTENT_BOUND_BYTES);
+                most = gr_max(most, segment->graph && total > 0 ? gr_min(total / SMALL_MOST_SHARE, CAPTURED_MOST_BYTES)
+                                                                : CAPTURED_MOST_BYTES);
         }
         return gr_page_down(gr_min(gr_min(bytes, most), EXTENT_MOST_BYTES));
 }

@@ -289,17 +289,17 @@ static void test_large_extents(void)
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
         rest = gpu_take(768 * MIB);
-        large = gpu_take(32 * MIB); /* in extents of 8 MiB */
+        large = gpu_take(32 * MIB); /* in extents of 10 MiB */
         gpu_give(large, 32 * MIB);
         gpu_sync();
         gr_budget_set_limit(gpu_device(), GR_LIMIT_HARD, 1024 * MIB);
         a = gpu_take(3 * MIB);
         GR_CHECK(a >= large + 32 * MIB && a < large + 64 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 804 * MIB);
-        b = gpu_take(16 * MIB);
+        b = gpu_take(20 * MIB);
         GR_CHECK(b >= large && b < large + 32 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 804 * MIB);
-        gpu_give(b, 16 * MIB);
+        gpu_give(b, 20 * MIB);
         gpu_give(a, 3 * MIB);
         gpu_give(rest, 768 * MIB);
         gpu_settle();
@@ -317,7 +317,7 @@ static void captures(bool begin)
 }
 
 /*
- * An extent is a 12th of its request, rounded up to whole pages, and at most 6 MiB. While a stream is captured, fewer
+ * An extent is a 12th of its request, rounded up to whole pages, and at most 16 MiB. While a stream is captured, fewer
  * and larger extents serve a request, as they stay: 512 for the whole card.
  */
 static void test_extents(uint64_t bytes, bool captured, unsigned extents)
@@ -573,8 +573,8 @@ int main(void)
         test_large_beside_hole();
         test_extents(24 * MIB, false, 12);        /* of 2 MiB */
         test_extents(24 * MIB + KIB, false, 7);   /* of 4 MiB */
-        test_extents(160 * MIB + KIB, false, 27); /* of 6 MiB */
-        test_extents(160 * MIB + KIB, true, 21);  /* of 8 MiB */
+        test_extents(240 * MIB + KIB, false, 16); /* of 16 MiB */
+        test_extents(24 * MIB + KIB, true, 3);    /* of 12 MiB */
         test_small_in_captured();
         test_captured_again();
         test_extra_refused();
