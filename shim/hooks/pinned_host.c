@@ -220,5 +220,5 @@ GR_EXPORT CUresult CUDAAPI cuMemHostUnregister(void *p)
 {
         GR_PASS_DEEP;
         gr_shim_ready();
-        return free_charged(p, gr_real.cuMemHostUnregister);
+        return free_charged((void *)gr_query_unless_cached((CUdeviceptr)p), gr_real.cuMemHostUnregister);
 }

@@ -7,6 +7,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <unistd.h>
 
 #include "base/no_cancel.h"
 #include "device/device.h"
@@ -346,13 +347,25 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
         return result;
 }
 
+/* Whether a range begins in a block of a segment and ends past the host page that the block ends in. */
+static bool exceeds_block(CUdeviceptr ptr, size_t bytes)
+{
+        CUdeviceptr page = (CUdeviceptr)getpagesize();
+        struct gr_block_info info;
+        CUdeviceptr base;
+
+        return gr_shim_ready() && gr_query_block_at(ptr, &base, &info) == 0 && info.is_range &&
+               bytes > (base + info.requested_bytes + page - 1) / page * page - ptr;
+}
+
 GR_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size,
                                                          CUmemRangeHandleType type, unsigned long long flags)
 {
         GR_PASS_GATE;
         GR_NO_CANCEL; /* as in cuPointerSetAttribute */
-        CUresult result =
-                GR_REAL(cuMemGetHandleForAddressRange, handle, gr_query_unless_cached(dptr), size, type, flags);
+        /* Where the driver would see more of a segment than one block, it is asked about no allocation. */
+        CUdeviceptr ptr = exceeds_block(dptr, size) ? GR_NO_POINTER : gr_query_unless_cached(dptr);
+        CUresult result = GR_REAL(cuMemGetHandleForAddressRange, handle, ptr, size, type, flags);
 
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
                 mark_exported(dptr);

@@ -253,6 +253,19 @@ GR_HELD(gr_mappings) static bool enter_mapping(struct memory *memory, CUdevicept
         return true;
 }
 
+/*
+ * Whether ptr is in memory that is mapped for the library: a segment of this process, or a block of another one's. The
+ * program has it from cuMemAlloc, whose memory the calls for mapped memory refuse with CUDA_ERROR_INVALID_VALUE; and
+ * what is mapped there serves other blocks, too.
+ */
+static bool is_of_segment(CUdeviceptr ptr)
+{
+        struct gr_segment_import import;
+        struct gr_segments_place place;
+
+        return gr_segments_find(&gr_core, ptr, &place) == 0 || gr_segment_import_find(ptr, &import) == 0;
+}
+
 GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                                     unsigned long long flags)
 {
@@ -263,6 +276,8 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
+        if (is_of_segment(base)) /* the driver would map it where nothing of the segment is mapped now */
+                return CUDA_ERROR_INVALID_VALUE;
         gr_lock(&gr_mappings);
         result = GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
         GR_KEEP_ERRNO;
@@ -273,15 +288,6 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
         }
         gr_unlock(&gr_mappings);
         return gr_real_given(result, &base);
-}
-
-/* Whether ptr is in memory that is mapped for the library: a block of a segment of this process or of another one. */
-static bool is_of_segment(CUdeviceptr ptr)
-{
-        struct gr_segment_import import;
-        struct gr_segments_place place;
-
-        return gr_segments_find(&gr_core, ptr, &place) == 0 || gr_segment_import_find(ptr, &import) == 0;
 }
 
 /* Lock held. The driver has unmapped the range. */
@@ -313,14 +319,11 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
         CUresult result;
         GR_NO_CANCEL;
 
-        /*
-         * Memory from cuMemAlloc cannot be unmapped, so blocks of this library's segments cannot either. For a range
-         * past the end of all addresses the driver says success as soon as anything is mapped, if only a segment.
-         */
-        if (gr_shim_ready() && gr_real.cuMemUnmap && (is_of_segment(base) || base + bytes < base))
-                return CUDA_ERROR_INVALID_VALUE;
         if (!gr_shim_ready())
                 return GR_REAL(cuMemUnmap, base, bytes);
+        /* For a range past the end of all addresses the driver says success if anything is mapped, as a segment is. */
+        if (gr_real.cuMemUnmap && (is_of_segment(base) || base + bytes < base))
+                return CUDA_ERROR_INVALID_VALUE;
         gr_lock(&gr_mappings);
         result = GR_REAL(cuMemUnmap, base, bytes);
         GR_KEEP_ERRNO;
@@ -328,6 +331,33 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
                 range_unmapped(base, bytes);
         gr_unlock(&gr_mappings);
         return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAddressFree(CUdeviceptr base, size_t bytes)
+{
+        GR_PASS_DEEP;
+
+        if (gr_shim_ready() && is_of_segment(base))
+                return CUDA_ERROR_INVALID_VALUE;
+        return GR_REAL(cuMemAddressFree, base, bytes);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr base, size_t bytes, const CUmemAccessDesc *access, size_t count)
+{
+        GR_PASS_DEEP;
+
+        if (gr_shim_ready() && is_of_segment(base))
+                return CUDA_ERROR_INVALID_VALUE;
+        return GR_REAL(cuMemSetAccess, base, bytes, access, count);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
+{
+        GR_PASS_DEEP;
+
+        if (gr_shim_ready() && is_of_segment(ptr))
+                return CUDA_ERROR_INVALID_VALUE;
+        return GR_REAL(cuMemGetAccess, flags, location, ptr);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
@@ -339,7 +369,6 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         CUresult result;
         GR_NO_CANCEL;
 
-        /* Memory from cuMemAlloc has no handle, so ranges of this library's segments must not have one either. */
         if (gr_shim_ready() && is_of_segment(at))
                 return CUDA_ERROR_INVALID_VALUE;
         if (!gr_shim_ready() || !handle)

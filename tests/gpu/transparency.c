@@ -379,6 +379,132 @@ static void sharing(void)
         say("cuIpcGetMemHandle of freed", cuIpcGetMemHandle(&handle, p), "-");
 }
 
+static CUresult host_handle_of(CUdeviceptr p, size_t bytes)
+{
+        __typeof__(&cuMemGetHandleForAddressRange) get = GT_OPTIONAL(cuMemGetHandleForAddressRange);
+        int fd = -1;
+        CUresult code = get ? get(&fd, p, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) : CUDA_ERROR_NOT_SUPPORTED;
+
+        if (fd >= 0)
+                close(fd);
+        return code;
+}
+
+/* What calls for mapped, managed, pooled and host memory say of memory from cuMemAlloc; all of it in whole pages. */
+static void other_memory_calls(const char *when, CUdeviceptr p, size_t bytes)
+{
+        __typeof__(&cuMemRangeGetAttribute) range_get = GT_OPTIONAL(cuMemRangeGetAttribute);
+        __typeof__(&cuStreamAttachMemAsync) attach = GT_OPTIONAL(cuStreamAttachMemAsync);
+        CUmemLocation where = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device};
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = where};
+        CUmemAccessDesc access = {.location = where, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        CUmemGenericAllocationHandle made, retained;
+        CUmemPoolPtrExportData exported;
+        CUstream stream = gt_stream();
+        unsigned long long flags = 7;
+        unsigned value = 0;
+        int read_mostly = 0;
+
+        say("cuMemGetAccess", cuMemGetAccess(&flags, &where, p), "%s %zu flags %llu", when, bytes, flags);
+        say("cuMemGetAccess inside", cuMemGetAccess(&flags, &where, p + 512), "%s %zu flags %llu", when, bytes, flags);
+        say("cuMemSetAccess", cuMemSetAccess(p, bytes, &access, 1), "%s %zu", when, bytes);
+        say("cuMemSetAccess of a page", cuMemSetAccess(p, GT_PAGE, &access, 1), "%s %zu", when, bytes);
+        GR_MUST(cuMemCreate(&made, GT_PAGE, &prop, 0));
+        say("cuMemMap", cuMemMap(p, GT_PAGE, 0, made, 0), "%s %zu", when, bytes);
+        GR_MUST(cuMemRelease(made));
+        say("cuMemUnmap", cuMemUnmap(p, bytes), "%s %zu", when, bytes);
+        say("cuMemUnmap of a page", cuMemUnmap(p, GT_PAGE), "%s %zu", when, bytes);
+        say("cuMemAddressFree", cuMemAddressFree(p, bytes), "%s %zu", when, bytes);
+        say("cuMemRetainAllocationHandle", cuMemRetainAllocationHandle(&retained, (void *)(uintptr_t)p), "%s %zu", when,
+            bytes);
+        say("cuMemAdvise", cuMemAdvise_v2(p, bytes, CU_MEM_ADVISE_SET_READ_MOSTLY, where), "%s %zu", when, bytes);
+        say("cuMemPrefetchAsync", cuMemPrefetchAsync_v2(p, bytes, where, 0, stream), "%s %zu", when, bytes);
+        say("cuMemRangeGetAttribute",
+            range_get ? range_get(&read_mostly, sizeof read_mostly, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, p, bytes)
+                      : CUDA_ERROR_NOT_SUPPORTED,
+            "%s %zu: %d", when, bytes, read_mostly);
+        say("cuStreamAttachMemAsync", attach ? attach(stream, p, 0, CU_MEM_ATTACH_SINGLE) : CUDA_ERROR_NOT_SUPPORTED,
+            "%s %zu", when, bytes);
+        say("cuMemPoolExportPointer", cuMemPoolExportPointer(&exported, p), "%s %zu", when, bytes);
+        say("cuMemHostGetFlags", cuMemHostGetFlags(&value, (void *)(uintptr_t)p), "%s %zu", when, bytes);
+        say("cuMemHostUnregister", cuMemHostUnregister((void *)(uintptr_t)p), "%s %zu", when, bytes);
+        say("a handle for more than a block", host_handle_of(p, bytes + GT_PAGE), "%s %zu", when, bytes);
+        GR_MUST(cuStreamDestroy(stream));
+}
+
+/* All attributes of a pointer whose answers no other part asks for. Few of the answers for blocks are documented. */
+static void other_attributes(const char *when, CUdeviceptr p, CUdeviceptr base)
+{
+        static const struct {
+                const char *name;
+                int attribute; /* by number, as older headers lack some */
+                bool address;
+        } asked[] = {{"HOST_POINTER", 4, true},
+                     {"SYNC_MEMOPS", 6, false},
+                     {"IS_LEGACY_CUDA_IPC_CAPABLE", 10, false},
+                     {"MAPPED", 13, false},
+                     {"ALLOWED_HANDLE_TYPES", 14, false},
+                     {"IS_GPU_DIRECT_RDMA_CAPABLE", 15, false},
+                     {"ACCESS_FLAGS", 16, false},
+                     {"MEMPOOL_HANDLE", 17, true},
+                     {"~ MAPPING_SIZE", 18, false},
+                     {"~ MAPPING_BASE_ADDR", 19, true},
+                     {"~ IS_HW_DECOMPRESS_CAPABLE", 21, false}};
+
+        for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+                CUpointer_attribute attribute = (CUpointer_attribute)asked[i].attribute;
+                unsigned long long one = 0, several = 0;
+                void *values[] = {&several};
+                CUresult code = cuPointerGetAttribute(&one, attribute, p),
+                         plural = cuPointerGetAttributes(1, &attribute, values, p);
+
+                if (asked[i].address)
+                        say(asked[i].name, code, "%s %s, of several %d %s", when,
+                            !one          ? "none"
+                            : one == base ? "base"
+                                          : "other",
+                            (int)plural,
+                            !several          ? "none"
+                            : several == base ? "base"
+                                              : "other");
+                else
+                        say(asked[i].name, code, "%s %llu, of several %d %llu", when, one, (int)plural, several);
+        }
+}
+
+static void as_other_memory(void)
+{
+        static const size_t sizes[] = {4096, 4 * MIB, 64 * MIB};
+
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+                size_t pages = sizes[i] < GT_PAGE ? GT_PAGE : sizes[i];
+                CUdeviceptr p = block(sizes[i]);
+
+                other_memory_calls("live", p, pages);
+                other_attributes("live", p, p);
+                other_attributes("interior", p + 512, p);
+                GR_MUST(cuMemsetD8(p, 1, sizes[i])); /* none of this took the memory away */
+                GR_MUST(cuCtxSynchronize());
+                GR_MUST(cuMemFree(p));
+                other_memory_calls("freed", p, pages);
+                other_attributes("freed", p, p);
+        }
+}
+
+/* No size makes a freed block, or what stood around it, reserved addresses that the program could give back. */
+static void reserved_addresses(void)
+{
+        CUdeviceptr p = block(4 * MIB), q;
+        size_t total, freed = 0;
+
+        GR_MUST(cuDeviceTotalMem(&total, gt.device));
+        GR_MUST(cuMemFree(p));
+        say("alloc more than the card", cuMemAlloc(&q, total + 1), "-"); /* nothing is left in a cache */
+        for (size_t bytes = GT_PAGE; bytes <= 4 * total; bytes += GT_PAGE)
+                freed += cuMemAddressFree(p, bytes) == CUDA_SUCCESS;
+        say("cuMemAddressFree of any size", CUDA_SUCCESS, "%zu times", freed);
+}
+
 static void exits(void)
 {
         CUdeviceptr held = block(4096);
@@ -419,6 +545,7 @@ int main(void)
         setvbuf(stdout, NULL, _IOLBF, 0);
         before_init();
         gt_open(&gt);
+        reserved_addresses();
         odd_requests();
         odd_frees();
         ranges();
@@ -428,6 +555,7 @@ int main(void)
         amounts();
         threads_and_contexts();
         sharing();
+        as_other_memory();
         exits();
         return 0;
 }
