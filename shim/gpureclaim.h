@@ -38,6 +38,12 @@ struct gpureclaim_reclaimable {
         gpureclaim_hook *drop;  /* drop state that can be built again; may be NULL */
         void *arg;
         uint32_t limit_ms; /* 0: 1000 */
+        /*
+         * 1: the hooks need a lock that an allocating thread holds often, as that of a framework's allocator. That one
+         * of them is late is then only logged with GPURECLAIM_LOG=debug. After it was late or failed, allocations wait
+         * for it for a tenth of limit_ms, until it is back in time. 0: neither.
+         */
+        uint32_t needs_lock;
 };
 
 /*

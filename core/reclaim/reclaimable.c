@@ -107,22 +107,24 @@ int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *recla
         return rc;
 }
 
-/* Counts and logs the end of a run, a failure where rc is not 0. Registry lock held. */
+/* Counts and logs the end of a run, a failure where rc is not 0. Registry lock held; the slot has an entry. */
 static void note_run(struct gr_core *core, struct gr_reclaimable_slot *slot, int rc)
 {
+        enum gr_log_level level = rc == -ETIMEDOUT && slot->entry->needs_lock ? GR_LOG_DEBUG : GR_LOG_WARN;
+
         gr_assert_locked(&core->registry->lock);
         assert(slot->failures < GR_RECLAIMABLE_PATIENCE); /* with so many it is left out, and the count begins at 0 */
         if (!rc) {
                 slot->failures = 0;
                 return;
         }
-        gr_log(GR_LOG_WARN, "reclaimable %s: %s %s%s", slot->name, slot->is_drop ? "drop" : "purge",
+        gr_log(level, "reclaimable %s: %s %s%s", slot->name, slot->is_drop ? "drop" : "purge",
                rc == -ETIMEDOUT ? "did not return in time" : "failed: ", rc == -ETIMEDOUT ? "" : strerror(-rc));
         if (++slot->failures < GR_RECLAIMABLE_PATIENCE)
                 return;
         slot->failures = 0;
         slot->left_out_until_ns = core->driver->now_ns() + GR_RECLAIMABLE_LEFT_OUT_NS;
-        gr_log(GR_LOG_WARN, "reclaimable %s: left out for a minute", slot->name);
+        gr_log(level, "reclaimable %s: left out for a minute", slot->name);
 }
 
 /* One run, on the caller's thread or a worker. The slot belongs to this run until running is false again. */
@@ -168,6 +170,8 @@ GR_NOT_CHECKED static void call_slot(struct gr_core *core, struct gr_reclaimable
 
         gr_assert_locked(&core->registry->lock);
         assert(entry && (drop ? entry->drop : entry->purge));
+        if (entry->needs_lock && slot->failures > 0)
+                limit_ns /= GR_RECLAIMABLE_LATE_SHARE;
         if (patience_ns && patience_ns < limit_ns)
                 limit_ns = patience_ns;
         if (slot->running) {

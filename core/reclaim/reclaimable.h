@@ -25,6 +25,7 @@ struct gr_core;
 #define GR_RECLAIMABLE_NAME        64
 #define GR_RECLAIMABLE_LIMIT_NS    UINT64_C(1000000000)  /* deadline of a reclaimable that names none */
 #define GR_RECLAIMABLE_LEAVE_NS    UINT64_C(10000000000) /* longest that unregister waits for one that runs */
+#define GR_RECLAIMABLE_LATE_SHARE  10                    /* of its deadline for one that needs a lock and was late */
 #define GR_RECLAIMABLE_PATIENCE    3                     /* failures in a row before a reclaimable is left out */
 #define GR_RECLAIMABLE_LEFT_OUT_NS UINT64_C(60000000000)
 
@@ -38,6 +39,7 @@ struct gr_reclaimable {
         void *arg;
         uint64_t limit_ns; /* deadline of one run where on_worker; 0: GR_RECLAIMABLE_LIMIT_NS */
         bool on_worker;
+        bool needs_lock; /* that an allocating thread may hold, so it is often late: nobody is warned of that */
 };
 
 struct gr_reclaimable_slot {

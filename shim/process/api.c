@@ -120,6 +120,7 @@ GR_EXPORT int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimab
                         .arg = &slot->hooks,
                         .limit_ns = (uint64_t)reclaimable->limit_ms * 1000000,
                         .on_worker = true,
+                        .needs_lock = reclaimable->needs_lock,
                 };
                 if (core_ready)
                         rc = gr_reclaimable_register(&gr_core, &slot->entry);

@@ -1,12 +1,45 @@
 """The Python module on the simulated device, with the driver called through ctypes."""
 
 import ctypes
+import os
 import sys
+import tempfile
+import threading
 import time
+import types
 
 import gpureclaim
 
 MIB = 1 << 20
+
+
+def open_device():
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
+    return cuda
+
+
+def late():
+    """A framework that is late, as the allocating thread holds its lock, is not named; another one is."""
+    let_go = threading.Event()
+    with tempfile.TemporaryFile("w+") as log:
+        terminal = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        sys.modules["jax"] = types.SimpleNamespace(clear_caches=let_go.wait)
+        remove = [gpureclaim.jax(limit_ms=1), gpureclaim.on_reclaim(drop=let_go.wait, name="mine", limit_ms=1)]
+        cuda = open_device()
+        assert cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(300 * MIB)) == 2
+        let_go.set()
+        for each in remove:
+            each()
+        os.dup2(terminal, 2)
+        log.seek(0)
+        said = log.read()
+    if "reclaimable mine: drop did not return in time" not in said or "jax" in said:
+        sys.exit(said)
 
 
 def main():
@@ -34,10 +67,7 @@ def main():
         sys.exit("a status of a device that nobody used")
     except OSError:
         pass
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
-    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
-    assert cuda.cuCtxSetCurrent(context) == 0
+    open_device()
 
     def allocate(size):
         ptr = ctypes.c_uint64()
@@ -87,4 +117,4 @@ def main():
     print("ok", gpureclaim.version())
 
 
-main()
+late() if "late" in sys.argv else main()

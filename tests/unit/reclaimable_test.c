@@ -197,6 +197,79 @@ static void test_failing_hooks(void)
         finish();
 }
 
+static unsigned warnings;
+
+static void count_warning(const char *line, size_t bytes, void *arg)
+{
+        (void)line, (void)bytes, (void)arg;
+        warnings++;
+}
+
+static bool runs_in_time;
+
+static void sleep_and_run(uint64_t ns)
+{
+        sg_driver.sleep_ns(ns);
+        if (runs_in_time && posted->running)
+                posted_work(posted);
+}
+
+/* How long a purge is waited for. One that is not back in time is back before the next. */
+static uint64_t waited_ns(bool in_time)
+{
+        uint64_t begin_ns = sg_now_ns(), waited;
+
+        runs_in_time = in_time;
+        gr_reclaimables_run(&core, GR_RUNG_PURGE, 0, MIB, 0);
+        waited = sg_now_ns() - begin_ns;
+        if (posted->running)
+                posted_work(posted);
+        return waited;
+}
+
+/*
+ * What needs a lock that the allocating thread may hold is late whenever it does. Only the first time costs the whole
+ * limit, and nobody is warned. After it was in time, it has all of its time again.
+ */
+static void test_needs_lock(bool needs_lock)
+{
+        struct holder holder = {0};
+        struct gr_reclaimable framework = {.name = "framework",
+                                           .purge = let_go,
+                                           .arg = &holder,
+                                           .limit_ns = 100 * SG_MS,
+                                           .on_worker = true,
+                                           .needs_lock = needs_lock};
+        static struct gr_driver driver;
+        unsigned calls;
+
+        driver = sg_driver;
+        driver.sleep_ns = sleep_and_run;
+        start_with(&driver, GR_REUSE_AUTO);
+        gr_log_set_level(GR_LOG_WARN);
+        gr_log_set_sink(count_warning, NULL);
+        warnings = 0;
+        core.registry->call_worker = post;
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &framework), 0);
+        GR_CHECK(waited_ns(false) >= 100 * SG_MS);
+        GR_CHECK_EQ(waited_ns(false) < 20 * SG_MS, needs_lock);
+        GR_CHECK(waited_ns(true) < SG_MS);
+        GR_CHECK(waited_ns(false) >= 100 * SG_MS);
+        GR_CHECK_EQ(waited_ns(false) < 20 * SG_MS, needs_lock);
+        GR_CHECK_EQ(waited_ns(false) < 20 * SG_MS, needs_lock);
+        calls = holder.calls;
+        GR_CHECK_EQ(waited_ns(false), 0);
+        GR_CHECK_EQ(holder.calls, calls); /* left out */
+        GR_CHECK_EQ(warnings, needs_lock ? 0 : 6);
+        holder.rc = -EIO;
+        sg_advance(GR_RECLAIMABLE_LEFT_OUT_NS);
+        waited_ns(true);
+        GR_CHECK_EQ(warnings, needs_lock ? 1 : 7); /* an error is one for all */
+        GR_CHECK_EQ(gr_reclaimable_unregister(&core, &framework), 0);
+        gr_log_set_sink(NULL, NULL);
+        finish();
+}
+
 static struct {
         uint64_t ptr;
         size_t bytes; /* that it allocates; 0: none */
@@ -266,6 +339,8 @@ int main(void)
         test_no_run();
         test_left_before();
         test_failing_hooks();
+        test_needs_lock(true);
+        test_needs_lock(false);
         test_reentrant_hook();
         return GR_CHECK_RESULT();
 }

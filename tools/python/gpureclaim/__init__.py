@@ -36,6 +36,7 @@ class _Reclaimable(ctypes.Structure):  # struct gpureclaim_reclaimable
         ("drop", _HOOK),
         ("arg", ctypes.c_void_p),
         ("limit_ms", ctypes.c_uint32),
+        ("needs_lock", ctypes.c_uint32),
     ]
 
 
@@ -152,6 +153,12 @@ def on_reclaim(purge: Callable[..., Any] | None = None, drop: Callable[..., Any]
     """Has purge called when device memory is short, and drop when all else failed; either takes (device, want_bytes) or
     nothing. They run on another thread, which an allocation waits for no longer than limit_ms (0: a second). Returns a
     function that takes them off again."""
+    return _offer(purge, drop, name, limit_ms, needs_lock=False)
+
+
+def _offer(purge: Callable[..., Any] | None, drop: Callable[..., Any] | None, name: str | None, limit_ms: int,
+           needs_lock: bool = True) -> Callable[[], None]:
+    """As on_reclaim. needs_lock: of struct gpureclaim_reclaimable."""
     lib = _need()
     entry = _Reclaimable(
         struct_bytes=ctypes.sizeof(_Reclaimable),
@@ -159,6 +166,7 @@ def on_reclaim(purge: Callable[..., Any] | None = None, drop: Callable[..., Any]
         purge=_hook(_adapted(purge)),
         drop=_hook(_adapted(drop)),
         limit_ms=limit_ms,
+        needs_lock=needs_lock,
     )
     number = ctypes.c_uint64()
     _check(lib.gpureclaim_register(ctypes.byref(entry), ctypes.byref(number)), "on_reclaim")
@@ -200,7 +208,7 @@ def torch(limit_ms: int = 200, collect: bool = True) -> Callable[[], None]:
         pytorch.backends.cuda.cufft_plan_cache[device].clear()
         purge(device, want_bytes)
 
-    return on_reclaim(purge, drop, name="torch", limit_ms=limit_ms)
+    return _offer(purge, drop, "torch", limit_ms)
 
 
 def cupy(limit_ms: int = 200) -> Callable[[], None]:
@@ -212,7 +220,7 @@ def cupy(limit_ms: int = 200) -> Callable[[], None]:
             array_library.get_default_memory_pool().free_all_blocks()
         array_library.get_default_pinned_memory_pool().free_all_blocks()
 
-    return on_reclaim(purge, name="cupy", limit_ms=limit_ms)
+    return _offer(purge, None, "cupy", limit_ms)
 
 
 def jax(limit_ms: int = 200) -> Callable[[], None]:
@@ -220,7 +228,7 @@ def jax(limit_ms: int = 200) -> Callable[[], None]:
     allocator has cached cannot be given back."""
     import jax as tracer
 
-    return on_reclaim(drop=tracer.clear_caches, name="jax", limit_ms=limit_ms)
+    return _offer(None, tracer.clear_caches, "jax", limit_ms)
 
 
 def register_framework(name: str) -> None:
