@@ -20,6 +20,7 @@ import time
 from scene import MIB, Scene, until
 
 command, sim, shim, fake = sys.argv[1:]
+OTHER_NAMESPACE = 1 << 22  # in the word of an owner (core/region/region.c)
 OWNERS_OFFSET = 64  # in the memory that processes share (core/region/region.h)
 FIRST, SECOND = "GPU-11111111-2222-3333-4444-555555555555", "GPU-66666666-7777-8888-9999-aaaaaaaaaaaa"
 
@@ -403,6 +404,25 @@ def all_users(scene):
     owners[1][free] = next(owner for owner in owners[0] if owner)
     scene.check([user for user, *_ in seen()] == [0, 65534] and len(seen()[1]) == 2, f"a process of another: {seen()}")
     owners[1][free] = 0
+    # Of another user's slots and files only so many are looked at, as he may have made up any number of them. A slot
+    # whose owner has another pid namespace cannot be told from a process.
+    made_up = [slot for slot in range(512) if not owners[1][slot]]
+    token = next(owner for owner in owners[1] if owner)
+    for slot in made_up:
+        owners[1][slot] = token ^ OTHER_NAMESPACE ^ (slot + 1)
+    counts = [len(gpu["processes"]) for gpu in of_group() if gpu["uid"] == 65534]
+    scene.check(counts == [64], f"of 512 processes of another user there are {counts}")
+    for slot in made_up:
+        owners[1][slot] = 0
+    many = os.path.join(scene.folder, "many")
+    os.mkdir(many, 0o700)
+    os.chown(many, 65534, 65534)
+    for i in range(40):
+        copy = os.path.join(many, os.path.basename(path).replace("gr-test", f"gr-{i}-test", 1))
+        shutil.copy2(path, copy)
+        os.chown(copy, 65534, 65534)
+    count = len(status(scene, GPURECLAIM_REGION_DIR=many))
+    scene.check(count == 16, f"of 40 files of another user there are {count}")
     named = {**default, "GPURECLAIM_REGION_DIR": os.path.dirname(path)}
     _, out, error = scene.run("status", **named)
     scene.check(f"  {theirs.pid} " in out and not error, f"another user's folder, named: {out} {error}")
