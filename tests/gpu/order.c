@@ -71,6 +71,17 @@ static void green_context(CUdeviceptr p)
         gt_attach(&gt);
 }
 
+/* The driver refuses the wait (GRSIM_FAULT), so the stream still has something to come after. */
+static void failed_wait(CUdeviceptr p)
+{
+        if (!getenv("GRSIM_FAULT")) {
+                printf("-      no wait fails here\n");
+                exit(EXIT_SUCCESS);
+        }
+        GR_CHECK_EQ(cuCtxSynchronize(), CUDA_ERROR_NOT_READY);
+        GR_MUST(gt_fill(&gt, gt_stream(), p, NEW, FEW_BYTES / 4));
+}
+
 static CUresult wait_for_stream(void)
 {
         return cuStreamSynchronize(NULL);
@@ -91,6 +102,7 @@ static const struct way {
         {"a stream of cuBLAS", cublas_stream, NULL},
         {"another context", other_context, NULL},
         {"a green context", green_context, NULL},
+        {"a wait that fails", failed_wait, NULL},
         {"a wait for the context", NULL, cuCtxSynchronize},
         {"a wait for the default stream", NULL, wait_for_stream},
         {"a wait for the legacy stream", NULL, wait_for_legacy_stream},
@@ -132,20 +144,21 @@ static void try_wait(const struct way *way)
 
 static void try_fill(const struct way *way)
 {
+        size_t bytes = way->fill == failed_wait ? FEW_BYTES : BYTES, words = bytes / 4;
         CUdeviceptr before, after;
 
         GR_MUST(cuMemAlloc(&source, BYTES));
         GR_MUST(gt_fill(&gt, NULL, source, NEW, WORDS));
-        GR_MUST(cuMemAlloc(&before, BYTES));
+        GR_MUST(cuMemAlloc(&before, bytes));
         GR_MUST(cuCtxSynchronize());
-        GR_MUST(gt_late_fill(&gt, NULL, before, OLD, WORDS, LATE_US));
+        GR_MUST(gt_late_fill(&gt, NULL, before, OLD, words, LATE_US));
         GR_MUST(cuMemFree(before));
-        GR_MUST(cuMemAlloc(&after, BYTES));
+        GR_MUST(cuMemAlloc(&after, bytes));
         GR_CHECK_EQ(after, before);
         way->fill(after);
         GR_MUST(cuCtxSynchronize());
-        gt_check(gt_wrong_words(after, BYTES, NEW) == 0, way->name, "%u words of three are wrong",
-                 gt_wrong_words(after, BYTES, NEW));
+        gt_check(gt_wrong_words(after, bytes, NEW) == 0, way->name, "%u words of three are wrong",
+                 gt_wrong_words(after, bytes, NEW));
         GR_MUST(cuMemFree(after));
         GR_MUST(cuMemFree(source));
 }
