@@ -475,7 +475,15 @@ static void other_attributes(const char *when, CUdeviceptr p, CUdeviceptr base)
 static void as_other_memory(void)
 {
         static const size_t sizes[] = {4096, 4 * MIB, 64 * MIB};
+        CUpointer_attribute block_id = (CUpointer_attribute)20; /* CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID */
+        CUdeviceptr one = block(4 * MIB), other = block(4 * MIB);
+        unsigned long long id = 0, id_of_other = 0;
+        CUresult code = cuPointerGetAttribute(&id, block_id, one);
 
+        say("~ MEMORY_BLOCK_ID of two blocks", code, "%d: the same: %d",
+            (int)cuPointerGetAttribute(&id_of_other, block_id, other), id == id_of_other);
+        GR_MUST(cuMemFree(other));
+        GR_MUST(cuMemFree(one));
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
                 size_t pages = sizes[i] < GT_PAGE ? GT_PAGE : sizes[i];
                 CUdeviceptr p = block(sizes[i]);
