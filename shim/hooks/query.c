@@ -347,28 +347,31 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
         return result;
 }
 
-/* Whether a range begins in a block of a segment and ends past the host page that the block ends in. */
-static bool exceeds_block(CUdeviceptr ptr, size_t bytes)
-{
-        CUdeviceptr page = (CUdeviceptr)getpagesize();
-        struct gr_block_info info;
-        CUdeviceptr base;
-
-        return gr_shim_ready() && gr_query_block_at(ptr, &base, &info) == 0 && info.is_range &&
-               bytes > (base + info.requested_bytes + page - 1) / page * page - ptr;
-}
-
+/*
+ * A block of a segment, which is larger than a page of the host, need not begin or end with one. Programs export the
+ * pages around it: the block is then the one in their middle. The driver does not know the block, so it is asked about
+ * no allocation where the range has more pages than that.
+ */
 GR_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size,
                                                          CUmemRangeHandleType type, unsigned long long flags)
 {
         GR_PASS_GATE;
         GR_NO_CANCEL; /* as in cuPointerSetAttribute */
-        /* Where the driver would see more of a segment than one block, it is asked about no allocation. */
-        CUdeviceptr ptr = exceeds_block(dptr, size) ? GR_NO_POINTER : gr_query_unless_cached(dptr);
-        CUresult result = GR_REAL(cuMemGetHandleForAddressRange, handle, ptr, size, type, flags);
+        CUdeviceptr page = (CUdeviceptr)getpagesize(), block = dptr + size / 2, ptr, base;
+        struct gr_block_info info;
+        CUresult result;
 
+        if (gr_shim_ready() && gr_query_block_at(block, &base, &info) == 0 && info.is_range) {
+                bool fits = dptr + page > base && dptr + size < base + info.requested_bytes + page;
+
+                ptr = fits ? dptr : GR_NO_POINTER; /* a free range has requested no bytes */
+        } else {
+                block = dptr;
+                ptr = gr_query_unless_cached(dptr);
+        }
+        result = GR_REAL(cuMemGetHandleForAddressRange, handle, ptr, size, type, flags);
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
-                mark_exported(dptr);
+                mark_exported(block);
                 if (type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
                         gr_ipc_mark(*(int *)handle);
         }

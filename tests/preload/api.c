@@ -336,6 +336,45 @@ static void test_own_import(void)
         }
 }
 
+static CUresult export_range(CUdeviceptr begin, CUdeviceptr end)
+{
+        int fd = -1;
+        CUresult result =
+                cuMemGetHandleForAddressRange(&fd, begin, end - begin, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+
+        if (fd >= 0)
+                close(fd);
+        return result;
+}
+
+/*
+ * The pages around a block that does not begin or end with a page can be exported, as UCX does, and no page more. It is
+ * that block which serves nobody else then, not the one before it in the first page.
+ */
+static void test_export_pages(void)
+{
+        enum { BYTES = 3 * MIB + 5, HOST_PAGE = 4096 };
+        CUdeviceptr before, ptr, begin, end;
+        uint64_t cached_bytes;
+
+        gt_open(&gt);
+        before = allocate(BYTES);
+        ptr = allocate(BYTES);
+        begin = ptr / HOST_PAGE * HOST_PAGE;
+        end = (ptr + BYTES + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE;
+        GR_CHECK(before < begin && begin < ptr && begin < before + BYTES + 512);
+        GR_CHECK_EQ(export_range(begin - HOST_PAGE, end), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(export_range(begin, end + HOST_PAGE), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(export_range(begin, end), CUDA_SUCCESS);
+        cached_bytes = status().cached_bytes;
+        GR_MUST(cuMemFree(before));
+        GR_CHECK(status().cached_bytes >= cached_bytes + BYTES);
+        cached_bytes = status().cached_bytes;
+        GR_MUST(cuMemFree(ptr));
+        GR_CHECK(status().cached_bytes <= cached_bytes);
+        GR_CHECK_EQ(export_range(begin, end), CUDA_ERROR_INVALID_VALUE);
+}
+
 static _Atomic bool hook_started, hook_ended, late_hook_ended;
 
 static int purge_while_exiting(void *arg, int device, uint64_t want_bytes)
@@ -412,6 +451,7 @@ int main(int argc, char **argv)
                 {"no-worker", test_no_worker},
                 {"failing", test_failing_hooks},
                 {"own-import", test_own_import},
+                {"export-pages", test_export_pages},
                 {"exit", test_exit},
                 {"questions", test_questions},
                 {"widths", test_widths},
