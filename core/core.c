@@ -171,18 +171,29 @@ out:
         return context;
 }
 
+struct reach {
+        struct gr_context *by;
+        uint64_t devices;
+};
+
 static bool reach(struct gr_context *context, void *arg)
 {
-        struct gr_context *by = arg;
+        const struct reach *reach = arg;
 
-        if (context->device != by->device)
-                gr_fence_add_accessor(context->fence, by);
+        if (context->device != reach->by->device && (reach->devices & GR_DEVICE_BIT(context->ordinal)))
+                gr_fence_add_accessor(context->fence, reach->by);
         return true;
 }
 
-void gr_core_reach(struct gr_core *core, int device, struct gr_context *by)
+void gr_core_reach(struct gr_core *core, uint64_t devices, struct gr_context *by)
 {
-        gr_context_each(core, device, reach, by);
+        if (devices & ~GR_DEVICE_BIT(by->ordinal))
+                gr_context_each(core, -1, reach, &(struct reach){by, devices});
+}
+
+void gr_core_note_graph(struct gr_core *core, uint64_t devices)
+{
+        atomic_fetch_or(&core->graph_devices, devices);
 }
 
 static bool end_order(struct gr_context *context, void *arg)

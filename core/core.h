@@ -110,10 +110,16 @@ void gr_core_end_order(struct gr_core *core);
 void gr_core_note_overlap(struct gr_core *core);
 
 /*
- * Called before work of the context `by` writes to memory of another device (-1: of any) without peer access, as copies
- * can: from now on that work waits for what may still use blocks of the device that were handed out before.
+ * Called before work of the context `by` writes to memory of other devices (a bit for each) without peer access, as
+ * copies can: from now on that work waits for what may still use blocks of these devices that were handed out before.
  */
-void gr_core_reach(struct gr_core *core, int device, struct gr_context *by);
+void gr_core_reach(struct gr_core *core, uint64_t devices, struct gr_context *by);
+
+/*
+ * Called before a graph of the program gets work on these devices, or work that writes to them. Whoever launches a
+ * graph reaches all of them (gr_core_reach).
+ */
+void gr_core_note_graph(struct gr_core *core, uint64_t devices);
 
 /*
  * Called before the driver gets work that waits for others: ends the order, sets waits_for_others, and returns once no

@@ -22,7 +22,9 @@
 #include "base/trace_file.h"
 #include "context/capture_gate.h"
 
-#define GR_DEVICES_MAX 64
+#define GR_DEVICES_MAX         64
+#define GR_DEVICE_BIT(ordinal) (UINT64_C(1) << (ordinal)) /* in a set of devices */
+#define GR_ALL_DEVICES         UINT64_MAX
 
 struct gr_accounted_ledger;
 struct gr_arena;
@@ -124,6 +126,8 @@ struct gr_core {
          */
         _Atomic bool order_over;
         _Atomic bool several_devices; /* set for good once contexts of more than one have been alive together */
+        /* A bit for each device on which some graph may work, or to which it may write; set for good. */
+        _Atomic uint64_t graph_devices;
 
         const struct gr_driver *driver;
         struct gr_gate gate;

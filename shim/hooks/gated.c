@@ -1,9 +1,10 @@
 /*
  * Calls that only have to pass the sleep gate (driver/sleep.h): those that submit work or touch device memory, and that
  * have no other hook; and, in a deep sleep, all others that have none. Those on the thread's own default stream also
- * tell that streams overlap (submit.c). Arguments are passed on as words; most calls have six at most, which the
- * calling conventions of x86-64 and AArch64 keep in registers. Floats are in registers of their own. Where there are
- * more, those on the stack are copied, with what lies behind them.
+ * tell that streams overlap (submit.c), and those that give a graph work by hand tell that it may be of any device: a
+ * kernel is of the device of its function, which the driver does not tell. Arguments are passed on as words; most calls
+ * have six at most, which the calling conventions of x86-64 and AArch64 keep in registers. Floats are in registers of
+ * their own. Where there are more, those on the stack are copied, with what lies behind them.
  */
 #include <stdint.h>
 
@@ -23,6 +24,7 @@
 #define GR_HOOK_PER_THREAD(symbol)                                                                                     \
         GR_PASS_ON(symbol, if (gr_submit_is_first(NULL, GR_NULL_PER_THREAD) && gr_shim_ready())                        \
                                    gr_core_note_overlap(&gr_core))
+#define GR_HOOK_NODE(symbol) GR_PASS_ON(symbol, gr_core_note_graph(&gr_core, GR_ALL_DEVICES))
 #define GR_PASS_ON(symbol, first)                                                                                      \
         GR_EXPORT CUresult CUDAAPI gr_gated_##symbol(WORDS) __asm__(#symbol);                                          \
         CUresult CUDAAPI gr_gated_##symbol(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e,            \

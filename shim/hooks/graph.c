@@ -458,9 +458,8 @@ static CUresult launch_graph(CUgraphExec exec, CUstream stream, enum gr_null_str
         const struct request request = {
                 .exec = exec, .stream = stream, .real = real, .launches = true, .null_stream = null_stream};
 
-        gr_submit_begin(stream, null_stream);
-        if (gr_submit_may_be_far())
-                gr_submit_writes_anywhere(stream);
+        if (!gr_submit_begin(stream, null_stream) && gr_submit_may_be_far())
+                gr_submit_graph(stream);
         if (!gr_stream_graph_begins())
                 return submit_graph(request);
         GR_NO_CANCEL; /* gr_stream_graph_began must follow */

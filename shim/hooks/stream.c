@@ -33,6 +33,8 @@ static struct gr_capture about_to_begin(CUstream stream, enum gr_null_stream nul
         owner = capture.context ? gr_context_known(capture.context) : NULL;
         if (owner)
                 capture.context = owner->handle;
+        if (capture.context)
+                gr_core_note_graph(&gr_core, owner ? GR_DEVICE_BIT(owner->ordinal) : GR_ALL_DEVICES);
         return capture;
 }
 
@@ -451,6 +453,9 @@ void gr_stream_graph_node(CUgraphNodeType type)
                 atomic_store(&graphs_wait, true);
                 note_wait(will_wait(), CUDA_SUCCESS);
         }
+        if (type == CU_GRAPH_NODE_TYPE_KERNEL || type == CU_GRAPH_NODE_TYPE_MEMCPY ||
+            type == CU_GRAPH_NODE_TYPE_MEMSET || type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)
+                gr_core_note_graph(&gr_core, GR_ALL_DEVICES); /* as gated.c does */
 }
 
 bool gr_stream_graph_begins(void)

@@ -4,7 +4,7 @@
 
 #include "shim.h"
 
-/* A node of the type is about to be added to some graph: it may be one that waits for the host. */
+/* A node of the type is about to be added to some graph by hand: it may wait for the host, or work on any device. */
 void gr_stream_graph_node(CUgraphNodeType type);
 
 /*

@@ -10,7 +10,8 @@
  * heap that kernels allocate from. Where the driver has none left, it gets what is cached.
  *
  * A copy by another device can write to memory without peer access. Its context does not wait for the barriers of that
- * memory until it is known to write there.
+ * memory until it is known to write there. A graph can have work of several devices, which waits for what the stream of
+ * its launch waits for. So a launch counts as such a copy, to all devices that graphs work on or write to.
  *
  * Every launch passes one of these hooks, so they only compare the stream's handle, two flags, and the result.
  */
@@ -23,14 +24,6 @@
 #include "driver/sleep.h"
 #include "hooks/captures.h"
 #include "hooks/context.h"
-
-void gr_submit_begin(CUstream stream, enum gr_null_stream null_stream)
-{
-        if (gr_submit_is_first(stream, null_stream) && gr_shim_ready())
-                gr_core_note_overlap(&gr_core);
-        if (gr_captures_are_open())
-                gr_captures_note_work(stream, null_stream);
-}
 
 /*
  * Whether a launch failed for lack of memory. "Out of resources" means that the heap has no room, or that a block needs
@@ -64,12 +57,30 @@ static struct gr_context *context_of(CUstream stream)
         return gr_context_visit(handle);
 }
 
+bool gr_submit_begin(CUstream stream, enum gr_null_stream null_stream)
+{
+        const struct gr_context *by;
+        GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
+
+        if (gr_submit_is_first(stream, null_stream) && gr_shim_ready())
+                gr_core_note_overlap(&gr_core);
+        if (!gr_captures_are_open())
+                return false;
+        gr_captures_note_work(stream, null_stream);
+        if (!gr_submit_may_be_far() || !gr_capture_on(stream, null_stream))
+                return false;
+        by = context_of(stream);
+        gr_core_note_graph(&gr_core, by ? GR_DEVICE_BIT(by->ordinal) : GR_ALL_DEVICES);
+        return true;
+}
+
 /*
  * Work of the stream is about to write at `to`. Where that is memory of another device and its context is no peer, the
  * fences of that device do not cover it yet. Only writes matter: what the program reads there it has written before,
- * behind the fence.
+ * behind the fence. Work that is captured writes when its graph is launched.
  */
-static __attribute__((noinline, cold)) void write_at(CUstream stream, CUdeviceptr to)
+static __attribute__((noinline, cold)) void write_at(CUstream stream, bool captured, CUdeviceptr to)
 {
         CUmemorytype type = 0;
         int device = -1;
@@ -80,22 +91,26 @@ static __attribute__((noinline, cold)) void write_at(CUstream stream, CUdevicept
         GR_NO_CANCEL;
 
         if (!to || !gr_shim_ready() || !gr_real.cuPointerGetAttributes ||
-            gr_real.cuPointerGetAttributes(2, which, answers, to) != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE)
+            gr_real.cuPointerGetAttributes(2, which, answers, to) != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE ||
+            device < 0 || device >= GR_DEVICES_MAX)
                 return;
-        by = context_of(stream);
-        if (by && device >= 0)
-                gr_core_reach(&gr_core, device, by);
+        by = captured ? NULL : context_of(stream);
+        if (captured)
+                gr_core_note_graph(&gr_core, GR_DEVICE_BIT(device));
+        else if (by)
+                gr_core_reach(&gr_core, GR_DEVICE_BIT(device), by);
 }
 
-void gr_submit_writes_anywhere(CUstream stream)
+void gr_submit_graph(CUstream stream)
 {
+        uint64_t devices = atomic_load(&gr_core.graph_devices);
         struct gr_context *by;
         GR_KEEP_ERRNO;
         GR_NO_CANCEL;
 
-        by = gr_shim_ready() ? context_of(stream) : NULL;
+        by = devices && gr_shim_ready() ? context_of(stream) : NULL;
         if (by)
-                gr_core_reach(&gr_core, -1, by);
+                gr_core_reach(&gr_core, devices, by);
 }
 
 /* Where the copy that a structure of the driver describes writes; 0: not to linear memory of a device. */
@@ -104,34 +119,36 @@ void gr_submit_writes_anywhere(CUstream stream)
                  ? (copy)->dstDevice                                                                                   \
                  : 0)
 
-static void write_each(CUstream stream, const CUdeviceptr *to, size_t count)
+static void write_each(CUstream stream, bool captured, const CUdeviceptr *to, size_t count)
 {
         for (size_t i = 0; to && i < count; i++)
-                write_at(stream, to[i]);
+                write_at(stream, captured, to[i]);
 }
 
-static void copy_each(CUstream stream, const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count)
+static void copy_each(CUstream stream, bool captured, const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count)
 {
         for (size_t i = 0; copies && i < count; i++)
                 if (copies[i].dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER)
-                        write_at(stream, copies[i].dst.op.ptr.ptr);
+                        write_at(stream, captured, copies[i].dst.op.ptr.ptr);
 }
 
-static void decompress_each(CUstream stream, const CUmemDecompressParams *parameters, size_t count)
+static void decompress_each(CUstream stream, bool captured, const CUmemDecompressParams *parameters, size_t count)
 {
         for (size_t i = 0; parameters && i < count; i++)
-                write_at(stream, (CUdeviceptr)(uintptr_t)parameters[i].dst);
+                write_at(stream, captured, (CUdeviceptr)(uintptr_t)parameters[i].dst);
 }
 
 /*
  * The rare case is a function of its own, so that the hook itself calls no function but the driver's. far: whether
- * written has to be done before.
+ * written has to be done before; it may use `captured`.
  */
 #define SUBMISSION_BY(symbol, stream, null_stream, lacks, far, written, parameters, ...)                               \
         static __attribute__((noinline, cold)) CUresult symbol##_first parameters                                      \
         {                                                                                                              \
                 GR_PASS_GATE;                                                                                          \
-                gr_submit_begin(stream, null_stream);                                                                  \
+                const bool captured = gr_submit_begin(stream, null_stream);                                            \
+                                                                                                                       \
+                (void)captured;                                                                                        \
                 if (far)                                                                                               \
                         written;                                                                                       \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
@@ -242,67 +259,67 @@ static inline bool may_end_order(const CUlaunchConfig *config)
 LAUNCH_EX(cuLaunchKernelEx, GR_NULL_LEGACY)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, GR_NULL_PER_THREAD)
 
-WRITE(cuMemcpyAsync, stream, write_at(stream, to), (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),
-      to, from, bytes, stream)
-WRITE(cuMemcpyHtoDAsync_v2, stream, write_at(stream, to),
+WRITE(cuMemcpyAsync, stream, write_at(stream, captured, to),
+      (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
+WRITE(cuMemcpyHtoDAsync_v2, stream, write_at(stream, captured, to),
       (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, from, bytes, stream)
 SUBMISSION(cuMemcpyDtoHAsync_v2, stream, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes,
            stream)
-WRITE(cuMemcpyDtoDAsync_v2, stream, write_at(stream, to),
+WRITE(cuMemcpyDtoDAsync_v2, stream, write_at(stream, captured, to),
       (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
-WRITE(cuMemcpyPeerAsync, stream, write_at(stream, to),
+WRITE(cuMemcpyPeerAsync, stream, write_at(stream, captured, to),
       (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream),
       to, to_context, from, from_context, bytes, stream)
-WRITE(cuMemcpy2DAsync_v2, stream, write_at(stream, WRITTEN_BY(copy)), (const CUDA_MEMCPY2D *copy, CUstream stream),
-      copy, stream)
-WRITE(cuMemcpy3DAsync_v2, stream, write_at(stream, WRITTEN_BY(copy)), (const CUDA_MEMCPY3D *copy, CUstream stream),
-      copy, stream)
-WRITE(cuMemcpy3DPeerAsync, stream, write_at(stream, WRITTEN_BY(copy)),
+WRITE(cuMemcpy2DAsync_v2, stream, write_at(stream, captured, WRITTEN_BY(copy)),
+      (const CUDA_MEMCPY2D *copy, CUstream stream), copy, stream)
+WRITE(cuMemcpy3DAsync_v2, stream, write_at(stream, captured, WRITTEN_BY(copy)),
+      (const CUDA_MEMCPY3D *copy, CUstream stream), copy, stream)
+WRITE(cuMemcpy3DPeerAsync, stream, write_at(stream, captured, WRITTEN_BY(copy)),
       (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), copy, stream)
-WRITE(cuMemcpyBatchAsync, stream, write_each(stream, to, count),
+WRITE(cuMemcpyBatchAsync, stream, write_each(stream, captured, to, count),
       (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
        size_t *first_of, size_t attribute_count, size_t *failed, CUstream stream),
       to, from, sizes, count, attributes, first_of, attribute_count, failed, stream)
-WRITE(cuMemcpyBatchAsync_v2, stream, write_each(stream, to, count),
+WRITE(cuMemcpyBatchAsync_v2, stream, write_each(stream, captured, to, count),
       (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
        size_t *first_of, size_t attribute_count, CUstream stream),
       to, from, sizes, count, attributes, first_of, attribute_count, stream)
-WRITE(cuMemcpy3DBatchAsync, stream, copy_each(stream, copies, count),
+WRITE(cuMemcpy3DBatchAsync, stream, copy_each(stream, captured, copies, count),
       (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, size_t *failed, unsigned long long flags, CUstream stream), count,
       copies, failed, flags, stream)
-WRITE(cuMemcpy3DBatchAsync_v2, stream, copy_each(stream, copies, count),
+WRITE(cuMemcpy3DBatchAsync_v2, stream, copy_each(stream, captured, copies, count),
       (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, unsigned long long flags, CUstream stream), count, copies, flags,
       stream)
-WRITE(cuMemBatchDecompressAsync, stream, decompress_each(stream, parameters, count),
+WRITE(cuMemBatchDecompressAsync, stream, decompress_each(stream, captured, parameters, count),
       (CUmemDecompressParams * parameters, size_t count, unsigned int flags, size_t *error_index, CUstream stream),
       parameters, count, flags, error_index, stream)
-WRITE(cuMemsetD8Async, stream, write_at(stream, to),
+WRITE(cuMemsetD8Async, stream, write_at(stream, captured, to),
       (CUdeviceptr to, unsigned char value, size_t count, CUstream stream), to, value, count, stream)
-WRITE(cuMemsetD16Async, stream, write_at(stream, to),
+WRITE(cuMemsetD16Async, stream, write_at(stream, captured, to),
       (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), to, value, count, stream)
-WRITE(cuMemsetD32Async, stream, write_at(stream, to),
+WRITE(cuMemsetD32Async, stream, write_at(stream, captured, to),
       (CUdeviceptr to, unsigned int value, size_t count, CUstream stream), to, value, count, stream)
-WRITE(cuMemsetD2D8Async, stream, write_at(stream, to),
+WRITE(cuMemsetD2D8Async, stream, write_at(stream, captured, to),
       (CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height, CUstream stream), to, pitch,
       value, width, height, stream)
-WRITE(cuMemsetD2D16Async, stream, write_at(stream, to),
+WRITE(cuMemsetD2D16Async, stream, write_at(stream, captured, to),
       (CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height, CUstream stream), to, pitch,
       value, width, height, stream)
-WRITE(cuMemsetD2D32Async, stream, write_at(stream, to),
+WRITE(cuMemsetD2D32Async, stream, write_at(stream, captured, to),
       (CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height, CUstream stream), to, pitch,
       value, width, height, stream)
-WRITE(cuStreamWriteValue32, stream, write_at(stream, to),
+WRITE(cuStreamWriteValue32, stream, write_at(stream, captured, to),
       (CUstream stream, CUdeviceptr to, cuuint32_t value, unsigned int flags), stream, to, value, flags)
-WRITE(cuStreamWriteValue32_v2, stream, write_at(stream, to),
+WRITE(cuStreamWriteValue32_v2, stream, write_at(stream, captured, to),
       (CUstream stream, CUdeviceptr to, cuuint32_t value, unsigned int flags), stream, to, value, flags)
-WRITE(cuStreamWriteValue64, stream, write_at(stream, to),
+WRITE(cuStreamWriteValue64, stream, write_at(stream, captured, to),
       (CUstream stream, CUdeviceptr to, cuuint64_t value, unsigned int flags), stream, to, value, flags)
-WRITE(cuStreamWriteValue64_v2, stream, write_at(stream, to),
+WRITE(cuStreamWriteValue64_v2, stream, write_at(stream, captured, to),
       (CUstream stream, CUdeviceptr to, cuuint64_t value, unsigned int flags), stream, to, value, flags)
-WRITE(cuMemcpyWithAttributesAsync, stream, write_at(stream, to),
+WRITE(cuMemcpyWithAttributesAsync, stream, write_at(stream, captured, to),
       (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUmemcpyAttributes *attributes, CUstream stream), to, from,
       bytes, attributes, stream)
-WRITE(cuMemcpy3DWithAttributesAsync, stream, copy_each(stream, copy, 1),
+WRITE(cuMemcpy3DWithAttributesAsync, stream, copy_each(stream, captured, copy, 1),
       (CUDA_MEMCPY3D_BATCH_OP * copy, unsigned long long flags, CUstream stream), copy, flags, stream)
 
 /*
@@ -316,7 +333,7 @@ WRITE(cuMemcpy3DWithAttributesAsync, stream, copy_each(stream, copy, 1),
                 if (gr_submit_is_first(NULL, null_stream) && gr_shim_ready())                                          \
                         gr_core_note_overlap(&gr_core);                                                                \
                 if (gr_submit_may_be_far())                                                                            \
-                        write_at(NULL, written);                                                                       \
+                        write_at(NULL, false, written);                                                                \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
         }
 #define SYNCHRONOUS(symbol, written, parameters, ...)                                                                  \

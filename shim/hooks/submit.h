@@ -13,10 +13,10 @@ static inline bool gr_submit_is_first(CUstream stream, enum gr_null_stream null_
 }
 
 /*
- * The calling thread is about to submit work to the stream: notes whether streams overlap, and work beside a capture.
- * No lock is held.
+ * The calling thread is about to submit work to the stream: notes whether streams overlap, and work in or beside a
+ * capture. Where the process has contexts of several devices, returns whether the work is captured. No lock is held.
  */
-void gr_submit_begin(CUstream stream, enum gr_null_stream null_stream);
+bool gr_submit_begin(CUstream stream, enum gr_null_stream null_stream);
 
 /* Whether the process has contexts of several devices, so that it matters where copies write. */
 static inline bool gr_submit_may_be_far(void)
@@ -24,7 +24,7 @@ static inline bool gr_submit_may_be_far(void)
         return atomic_load_explicit(&gr_core.several_devices, memory_order_acquire);
 }
 
-/* A graph that is about to be launched in the stream may write to memory of any device. No lock is held. */
-void gr_submit_writes_anywhere(CUstream stream);
+/* A graph is about to be launched in the stream, which is not captured. No lock is held. */
+void gr_submit_graph(CUstream stream);
 
 #endif

@@ -27,9 +27,25 @@ static CUcontext far;      /* of another device */
 static CUdeviceptr source; /* far's, full of NEW */
 static CUstream stream;    /* far's */
 
+static void begin_far(void)
+{
+        GR_MUST(cuDevicePrimaryCtxRetain(&far, 1));
+        GR_MUST(cuCtxSetCurrent(far));
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuMemAlloc(&source, BYTES));
+        GR_MUST(cuMemsetD32Async(source, NEW, WORDS, stream));
+        GR_MUST(cuStreamSynchronize(stream));
+}
+
 static void unified(CUdeviceptr p)
 {
         GR_MUST(cuMemcpyAsync(p, source, BYTES, stream));
+}
+
+static void unified_late(CUdeviceptr p)
+{
+        begin_far();
+        unified(p);
 }
 
 static void device_to_device(CUdeviceptr p)
@@ -102,19 +118,86 @@ static void box_with_attributes(CUdeviceptr p)
         GR_MUST(((__typeof__(&cuMemcpy3DWithAttributesAsync))newer("cuMemcpy3DWithAttributesAsync"))(&box, 0, stream));
 }
 
-static void graph(CUdeviceptr p)
+/* Launches what the graph becomes in far's stream, and destroys both. */
+static void launch(CUgraph graph)
 {
-        CUgraphExec exec;
-        CUgraph graph;
+        CUgraphExec exec = gt_executable(graph);
 
-        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-        GR_MUST(cuMemcpyAsync(p, source, BYTES, stream));
-        GR_MUST(cuStreamEndCapture(stream, &graph));
-        GR_MUST(cuGraphInstantiateWithFlags(&exec, graph, 0));
         GR_MUST(cuGraphLaunch(exec, stream));
         GR_MUST(cuStreamSynchronize(stream));
         GR_MUST(cuGraphExecDestroy(exec));
-        GR_MUST(cuGraphDestroy(graph));
+}
+
+static CUgraph end_capture(CUstream captured)
+{
+        CUgraph graph;
+
+        GR_MUST(cuStreamEndCapture(captured, &graph));
+        return graph;
+}
+
+static void graph(CUdeviceptr p)
+{
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemcpyAsync(p, source, BYTES, stream));
+        launch(end_capture(stream));
+}
+
+/* Its work on the memory is the near device's own, which waits for what far's stream waits for. */
+static void graph_of_both(CUdeviceptr p)
+{
+        CUstream own;
+        CUevent fork, join;
+
+        GR_MUST(cuEventCreate(&fork, CU_EVENT_DISABLE_TIMING));
+        gt_attach(&near);
+        GR_MUST(cuStreamCreate(&own, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuEventCreate(&join, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuEventRecord(fork, stream));
+        GR_MUST(cuStreamWaitEvent(own, fork, 0));
+        GR_MUST(gt_fill(&near, own, p, NEW, WORDS));
+        GR_MUST(cuEventRecord(join, own));
+        GR_MUST(cuStreamWaitEvent(stream, join, 0));
+        GR_MUST(cuCtxSetCurrent(far));
+        launch(end_capture(stream));
+}
+
+static void graph_of_near(CUdeviceptr p)
+{
+        CUgraph graph;
+        CUstream own;
+
+        GR_MUST(cuStreamCreate(&own, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamBeginCapture(own, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(gt_fill(&near, own, p, NEW, WORDS));
+        graph = end_capture(own);
+        begin_far();
+        launch(graph);
+}
+
+static void graph_by_hand(CUdeviceptr p)
+{
+        CUDA_MEMSET_NODE_PARAMS fill = {.dst = p, .value = NEW, .elementSize = 4, .width = WORDS, .height = 1};
+        CUgraphNode node;
+        CUgraph graph;
+
+        GR_MUST(cuGraphCreate(&graph, 0));
+        GR_MUST(cuGraphAddMemsetNode(&node, graph, NULL, 0, &fill, near.ctx));
+        launch(graph);
+}
+
+static void graph_by_new_hand(CUdeviceptr p)
+{
+        CUgraphNodeParams fill = {
+                .type = CU_GRAPH_NODE_TYPE_MEMSET,
+                .memset = {.dst = p, .value = NEW, .elementSize = 4, .width = WORDS, .height = 1, .ctx = near.ctx}};
+        CUgraphNode node;
+        CUgraph graph;
+
+        GR_MUST(cuGraphCreate(&graph, 0));
+        GR_MUST(cuGraphAddNode(&node, graph, NULL, NULL, 0, &fill));
+        launch(graph);
 }
 
 static CUdeviceptr elsewhere; /* near's */
@@ -131,7 +214,6 @@ static void two_at_once(CUdeviceptr p)
 {
         pthread_t thread;
         CUstream captured;
-        CUgraph graph;
 
         GR_MUST(cuStreamCreate(&captured, CU_STREAM_NON_BLOCKING));
         GR_MUST(cuStreamBeginCapture(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
@@ -140,17 +222,48 @@ static void two_at_once(CUdeviceptr p)
         unified(p);
         GR_MUST(cuStreamSynchronize(stream));
         pthread_join(thread, NULL);
-        GR_MUST(cuStreamEndCapture(captured, &graph));
+        GR_MUST(cuGraphDestroy(end_capture(captured)));
+}
+
+/*
+ * A graph of far's own memory. After it, what the near device has done with is free for new use, though far's stream
+ * waits.
+ */
+static void reuse_beside_graph(CUdeviceptr p)
+{
+        CUdeviceptr word, freed = 0, next;
+        bool again = false;
+
+        GR_MUST(cuMemAlloc(&word, 4));
+        GR_MUST(cuMemsetD32(word, OLD, 1));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuMemsetD32Async(source, OLD, WORDS, stream));
+        launch(end_capture(stream));
+        GR_MUST(cuStreamWaitValue32(stream, word, NEW, CU_STREAM_WAIT_VALUE_EQ));
+        gt_attach(&near);
+        for (int tries = 0; tries < 300 && !again; tries++) {
+                GR_MUST(cuMemAlloc(&next, 4 * MIB));
+                again = next == freed;
+                freed = next;
+                GR_MUST(gt_fill(&near, NULL, next, OLD, 1));
+                GR_MUST(cuCtxSynchronize());
+                GR_MUST(cuMemFree(next));
+                gt_sleep_us(10000);
+        }
+        GR_CHECK(again);
+        GR_MUST(gt_fill(&near, NULL, p, NEW, WORDS));
+        GR_MUST(cuCtxSetCurrent(far));
+        GR_MUST(cuMemsetD32(word, NEW, 1));
 }
 
 static const struct way {
         const char *name;
         void (*write)(CUdeviceptr p); /* NULL: another process does, of the same device */
-        bool begins_late;             /* the other device, when the memory serves again already */
+        bool begins_late;             /* write begins with the other device, when the memory serves again already */
 } ways[] = {
         {"another process", NULL, false},
         {"cuMemcpyAsync", unified, false},
-        {"cuMemcpyAsync of a context made later", unified, true},
+        {"cuMemcpyAsync of a context made later", unified_late, true},
         {"cuMemcpyDtoDAsync", device_to_device, false},
         {"cuMemcpyPeerAsync", peer, false},
         {"cuMemcpyPeer", peer_waits, false},
@@ -159,6 +272,11 @@ static const struct way {
         {"cuMemcpyWithAttributesAsync", with_attributes, false},
         {"cuMemcpy3DWithAttributesAsync", box_with_attributes, false},
         {"a graph", graph, false},
+        {"a graph of both devices", graph_of_both, false},
+        {"a graph of the memory's device", graph_of_near, true},
+        {"a graph made by hand", graph_by_hand, false},
+        {"a graph made by hand, newer", graph_by_new_hand, false},
+        {"reuse beside a graph", reuse_beside_graph, false},
         {"two copies at once", two_at_once, false},
 };
 enum { WAYS = sizeof ways / sizeof *ways };
@@ -166,17 +284,6 @@ enum { WAYS = sizeof ways / sizeof *ways };
 static const char *name_of(size_t way)
 {
         return ways[way].name;
-}
-
-static void begin_far(void)
-{
-        GR_MUST(cuDevicePrimaryCtxRetain(&far, 1));
-        GR_MUST(cuCtxSetCurrent(far));
-        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-        GR_MUST(cuMemAlloc(&source, BYTES));
-        GR_MUST(cuMemsetD32Async(source, NEW, WORDS, stream));
-        GR_MUST(cuStreamSynchronize(stream));
-        gt_attach(&near);
 }
 
 /* Fills what it is told of. */
@@ -221,6 +328,7 @@ static int try_way(size_t i)
         }
         if (way->write && !way->begins_late)
                 begin_far();
+        gt_attach(&near);
         GR_MUST(cuMemAlloc(&elsewhere, 4 * MIB));
         GR_MUST(cuMemAlloc(&before, BYTES));
         GR_MUST(cuCtxSynchronize());
@@ -235,9 +343,8 @@ static int try_way(size_t i)
                     waitpid(pid, NULL, 0) != pid)
                         gt_die("the other process ends");
         } else {
-                if (way->begins_late)
-                        begin_far();
-                GR_MUST(cuCtxSetCurrent(far));
+                if (!way->begins_late)
+                        GR_MUST(cuCtxSetCurrent(far));
                 way->write(after);
                 GR_MUST(cuCtxSynchronize()); /* even cuMemcpyPeer returns before */
                 gt_attach(&near);

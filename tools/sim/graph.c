@@ -492,7 +492,7 @@ SIM_API cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraph
         return rc;
 }
 
-/* Adds a node for memory, a host function, or a graph, which the node owns then; other kinds are not supported. */
+/* Adds a node for memory, a host function, a fill, or a graph, which the node owns then; no other kinds. */
 static CUresult add_any(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,
                         CUgraphNodeParams *params)
 {
@@ -506,6 +506,18 @@ static CUresult add_any(CUgraphNode *node, CUgraph graph, const CUgraphNode *aft
         case CU_GRAPH_NODE_TYPE_HOST:
                 op = (struct sim_op){.kind = SIM_OP_HOST,
                                      .u.host = {.fn = params->host.fn, .arg = params->host.userData}};
+                break;
+        case CU_GRAPH_NODE_TYPE_MEMSET:
+                op = (struct sim_op){.kind = SIM_OP_FILL,
+                                     .ctx = params->memset.ctx,
+                                     .u.fill = {.dst = params->memset.dst,
+                                                .pitch = params->memset.pitch,
+                                                .width = params->memset.width,
+                                                .height = params->memset.height,
+                                                .element = params->memset.elementSize,
+                                                .value = params->memset.value}};
+                if (!op.ctx || !op.u.fill.dst || !op.u.fill.element)
+                        return CUDA_ERROR_INVALID_VALUE;
                 break;
         case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
                 op = (struct sim_op){
@@ -551,6 +563,19 @@ SIM_API cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *a
         SIM_ENTER(cuGraphAddNode_v3);
         (void)data;
         return add_any(node, graph, after, n_after, params);
+}
+
+SIM_API cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,
+                             const CUDA_MEMSET_NODE_PARAMS *given, CUcontext ctx)
+{
+        CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
+
+        SIM_ENTER(cuGraphAddMemsetNode);
+        if (!given)
+                return CUDA_ERROR_INVALID_VALUE;
+        params.memset = (CUDA_MEMSET_NODE_PARAMS_v2){given->dst,   given->pitch,  given->value, given->elementSize,
+                                                     given->width, given->height, ctx};
+        return add_any(node, graph, after, n_after, &params);
 }
 
 SIM_API cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,
