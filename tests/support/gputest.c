@@ -338,6 +338,7 @@ int gt_options(int argc, char **argv, const char *usage, const struct gt_option 
 int gt_ways(int argc, char **argv, size_t count, const char *(*name)(size_t way), int (*attempt)(size_t way))
 {
         int status = EXIT_SUCCESS;
+        size_t skipped = 0;
 
         for (size_t i = 0; argc == 2 && i < count; i++)
                 if (!strcmp(argv[1], name(i)))
@@ -355,9 +356,9 @@ int gt_ways(int argc, char **argv, size_t count, const char *(*name)(size_t way)
                         gt_die("%s: no process", way);
                 ended = gt_status(way, ended);
                 if (ended == GT_SKIPPED)
-                        return GT_SKIPPED;
-                if (ended != EXIT_SUCCESS)
+                        skipped++;
+                else if (ended != EXIT_SUCCESS)
                         status = EXIT_FAILURE;
         }
-        return status;
+        return skipped == count ? GT_SKIPPED : status;
 }

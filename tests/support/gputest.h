@@ -141,7 +141,7 @@ size_t gt_pages(size_t size);
 /*
  * The main function of a program with many ways, of which the library remembers what it saw: with no argument each is
  * tried in a process of its own, with a name only that one, by its index. The exit status: of the one; of all that one
- * failed, or that they were skipped.
+ * failed, or that each was skipped.
  */
 int gt_ways(int argc, char **argv, size_t count, const char *(*name)(size_t way), int (*attempt)(size_t way));
 
