@@ -109,9 +109,9 @@ struct gr_core {
         _Atomic bool decay_armed;            /* a call of gr_decay_run is scheduled */
         /*
          * Set for good once a stream may wait for a later action of the program (by a host function, a word in memory
-         * or a semaphore), or of another process whose memory this one has opened. A barrier behind such a wait would
-         * make other streams wait too, and the action may depend on them: a deadlock. So from then on no barrier is
-         * laid, unless GR_REUSE_BARRIER asks for it, and no context is waited for without a deadline.
+         * or a semaphore), or of another process that shares memory or an event with this one. A barrier behind such a
+         * wait would make other streams wait too, and the action may depend on them: a deadlock. So from then on no
+         * barrier is laid, unless GR_REUSE_BARRIER asks for it, and no context is waited for without a deadline.
          */
         _Atomic bool waits_for_others;
         /*

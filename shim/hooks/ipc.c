@@ -1,5 +1,7 @@
 /*
- * Imported memory: memory of other processes or interfaces that this process opens by legacy IPC, pools, or external
+ * Memory and events that processes share.
+ *
+ * Imported memory is that of other processes or interfaces which this process opens by legacy IPC, pools, or external
  * memory. Opening it takes nothing from the device, and it is in the account of its exporter. So it is counted as
  * GR_MEMORY_IMPORTED only, and no request is refused because of it. It is no block of the pool: the driver answers all
  * questions about its addresses, and frees it. Mapping it takes no memory; the hooks for that only tell the pool the
@@ -202,6 +204,22 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
                                       result == CUDA_SUCCESS && (before == 0 || buffer_at(dptr) != before));
         return result;
 }
+
+/* A stream that waits for an event which processes share may wait for another process. */
+#define SHARED_EVENT(symbol, parameters, ...)                                                                          \
+        GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
+        {                                                                                                              \
+                GR_PASS_DEEP;                                                                                          \
+                GR_KEEP_ERRNO;                                                                                         \
+                GR_NO_CANCEL;                                                                                          \
+                CUresult result = GR_REAL(symbol, __VA_ARGS__);                                                        \
+                                                                                                                       \
+                if (result == CUDA_SUCCESS && gr_shim_ready())                                                         \
+                        gr_ipc_begin_sharing();                                                                        \
+                return result;                                                                                         \
+        }
+SHARED_EVENT(cuIpcGetEventHandle, (CUipcEventHandle * handle, CUevent event), handle, event)
+SHARED_EVENT(cuIpcOpenEventHandle, (CUevent * event, CUipcEventHandle handle), event, handle)
 
 /* Memory of a pool can be shared only once the pool itself is, so hooks for export and import of the pool suffice. */
 GR_EXPORT CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool,

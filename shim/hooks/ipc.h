@@ -1,12 +1,12 @@
-/* Memory that is shared with other processes or interfaces. */
+/* Memory and events that are shared with other processes or interfaces. */
 #ifndef GR_IPC_H
 #define GR_IPC_H
 
 #include <stdbool.h>
 
 /*
- * Called when memory begins to be shared with other processes or interfaces: kernels may wait for what those write, so
- * no barrier is laid from now on.
+ * Called when memory or an event begins to be shared with other processes or interfaces: kernels may wait for what
+ * those write, and streams for what they do, so no barrier is laid from now on.
  */
 void gr_ipc_begin_sharing(void);
 

@@ -9,7 +9,9 @@
  */
 #include "gputest.h"
 #include "newer.h"
+#include "peer_process.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -112,6 +114,51 @@ static void refused_import(void)
         if (import &&
             import(&pool, (void *)(uintptr_t)STDIN_FILENO, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS)
                 gt_die("a pool was imported that nobody had exported");
+}
+
+static char as_other[] = "as-other";
+
+static void shared_event(CUipcEventHandle *ret_handle)
+{
+        CUevent event;
+
+        GR_MUST(cuEventCreate(&event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuIpcGetEventHandle(ret_handle, event));
+}
+
+/* A stream that waits for an event of two processes may wait for the other one. */
+static void exported_event(void)
+{
+        CUipcEventHandle handle;
+
+        shared_event(&handle);
+}
+
+static void opened_event(void)
+{
+        CUipcEventHandle handle;
+        CUevent event;
+        int other, none;
+
+        peer_start(program_invocation_name, as_other, true, &other);
+        if (!peer_receive(other, &handle, sizeof handle, &none))
+                gt_die("the other process is gone");
+        GR_MUST(cuIpcOpenEventHandle(&event, handle));
+        GR_MUST(cuEventDestroy(event));
+        close(other);
+}
+
+/* Exports an event, and stays until it has been opened. */
+static int work_as_other(int other)
+{
+        CUipcEventHandle handle;
+        int none;
+
+        gt_open(&gt);
+        shared_event(&handle);
+        peer_send(other, &handle, sizeof handle, -1);
+        peer_receive(other, &handle, sizeof handle, &none);
+        return EXIT_SUCCESS;
 }
 
 /*
@@ -356,6 +403,8 @@ static const struct way {
         {"one with priority", with_priority, .overlaps = true},
         {"a host function", host_function, .overlaps = true},
         {"a green context", green, .overlaps = true},
+        {"an event for another process", exported_event, .overlaps = true},
+        {"another process's event", opened_event, .overlaps = true},
         {"the thread's own stream, a fill without one", fill_own, .overlaps = true},
         {"the thread's own stream, a copy without one", copy_own, .overlaps = true},
         {"all that goes to the thread's own stream", own_stream, .overlaps = true},
@@ -412,5 +461,7 @@ static int try_way(size_t i)
 
 int main(int argc, char **argv)
 {
+        if (argc == 3 && !strcmp(argv[1], as_other))
+                return work_as_other(atoi(argv[2]));
         return gt_ways(argc, argv, WAYS, name_of, try_way);
 }

@@ -283,6 +283,7 @@ void mode_deep_not(void)
         const char *what = arguments[2];
         CUipcMemHandle handle;
         CUipcEventHandle event_handle;
+        CUevent event;
         CUmemGenericAllocationHandle made, imported;
         CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                     .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -302,7 +303,8 @@ void mode_deep_not(void)
                                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
                 not_deeply("it shares", what);
         } else if (strcmp(what, "event") == 0) {
-                cuIpcGetEventHandle(&event_handle, NULL);
+                GR_MUST(cuEventCreate(&event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING));
+                GR_MUST(cuIpcGetEventHandle(&event_handle, event));
                 not_deeply("it shares", what);
         } else if (strcmp(what, "managed") == 0) {
                 GR_MUST(cuMemAllocManaged(&managed, 2 * MIB, CU_MEM_ATTACH_GLOBAL));

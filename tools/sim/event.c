@@ -2,6 +2,7 @@
 #include "sim.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 /* Guarded by sim_lock(). In a list, so that the end of a context finds its events. */
 static CUevent live_events, dead_events;
@@ -41,6 +42,8 @@ static void forget_event(CUevent *at)
         CUevent e = *at;
 
         *at = e->next;
+        if (e->shared && e->file >= 0)
+                close(e->file);
         e->magic = 0;
         sim_node_replace(&e->node, NULL);
         sim_frontier_clear(&e->frontier);
@@ -76,6 +79,15 @@ SIM_API cuEventDestroy_v2(CUevent event)
         return CUDA_SUCCESS;
 }
 
+void sim_shared_event_value(CUevent event, uint64_t record, struct sim_op *op)
+{
+        op->u.value.addr = (uintptr_t)&event->shared->passed;
+        op->u.value.value = record;
+        op->u.value.bytes = sizeof event->shared->passed;
+        op->u.value.flags = CU_STREAM_WAIT_VALUE_GEQ;
+        op->u.value.of_event = true;
+}
+
 static CUresult record_event(CUevent event, CUstream handle, unsigned flags)
 {
         struct sim_node *node;
@@ -96,9 +108,14 @@ static CUresult record_event(CUevent event, CUstream handle, unsigned flags)
                 if (s == s->ctx->legacy)
                         rc = sim_capture_legacy(s->ctx);
                 if (rc == CUDA_SUCCESS) {
+                        struct sim_op passed = {.kind = SIM_OP_WRITE_VALUE, .ctx = s->ctx};
+
+                        if (event->shared)
+                                sim_shared_event_value(event, atomic_fetch_add(&event->shared->recorded, 1) + 1,
+                                                       &passed);
                         event->capture_id = 0;
                         sim_frontier_clear(&event->frontier);
-                        node = sim_stream_node(s, NULL);
+                        node = sim_stream_node(s, event->shared ? &passed : NULL);
                         sim_node_start(node);
                         sim_node_replace(&event->node, sim_node_get(node));
                         event->stream = s->id;

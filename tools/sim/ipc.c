@@ -1,8 +1,9 @@
 /*
- * Memory of one process in another one: legacy IPC, and memory of pools. An exported allocation moves to a file in
- * memory, which the handle names and other processes map through /proc. Limits: an allocation that shares a page (up to
- * 1 MiB) gets a handle that cannot be opened, unlike on a real driver. The descriptor of a pool is a file that names
- * the device; cuMemFreeAsync refuses memory of an imported pool.
+ * Memory and events of one process in another one: legacy IPC, and memory of pools. An exported allocation moves to a
+ * file in memory, which the handle names and other processes map through /proc. Limits: an allocation that shares a
+ * page (up to 1 MiB) gets a handle that cannot be opened, unlike on a real driver. The descriptor of a pool is a file
+ * that names the device; cuMemFreeAsync refuses memory of an imported pool. Only streams wait for what the other
+ * process has recorded in an event; to the host it seems to have passed.
  */
 #include "sim.h"
 
@@ -106,24 +107,33 @@ static struct opening *find_opening(CUcontext ctx, CUmemoryPool pool, const stru
         return opening;
 }
 
-/* Lock held. */
-static CUresult open_first(CUcontext ctx, const struct ipc_handle *words, struct opening **ret_opening)
+/* The other process's file, which the caller closes. -1: it is gone, or the descriptor is another file by now. */
+static int open_of(const struct ipc_handle *words)
 {
-        struct opening *opening;
         struct stat status;
         char path[64];
-        void *at;
         int file;
 
         snprintf(path, sizeof path, "/proc/%llu/fd/%llu", (unsigned long long)words->pid,
                  (unsigned long long)words->file - 1);
         file = open(path, O_RDWR | O_CLOEXEC);
+        if (file >= 0 && (fstat(file, &status) != 0 || (uint64_t)status.st_size != words->footprint)) {
+                close(file);
+                file = -1;
+        }
+        return file;
+}
+
+/* Lock held. */
+static CUresult open_first(CUcontext ctx, const struct ipc_handle *words, struct opening **ret_opening)
+{
+        struct opening *opening;
+        void *at;
+        int file;
+
+        file = open_of(words);
         if (file < 0)
                 return CUDA_ERROR_INVALID_VALUE;
-        if (fstat(file, &status) != 0 || (uint64_t)status.st_size != words->footprint) {
-                close(file); /* the exporter has freed the memory, and the descriptor is another file now */
-                return CUDA_ERROR_INVALID_VALUE;
-        }
         at = sim_map(words->footprint, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         close(file);
         opening = at == MAP_FAILED ? NULL : calloc(1, sizeof *opening);
@@ -235,6 +245,72 @@ SIM_API cuIpcCloseMemHandle(CUdeviceptr dptr)
 void sim_ipc_free(struct sim_alloc *alloc)
 {
         close_at(alloc->base, true);
+}
+
+/* Maps the file of a shared event. NULL: no memory. */
+static struct sim_shared_event *map_event(int file)
+{
+        void *at = mmap(NULL, sizeof(struct sim_shared_event), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+
+        return at == MAP_FAILED ? NULL : at;
+}
+
+SIM_API cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event)
+{
+        struct ipc_handle words = {.pid = (uint64_t)getpid(), .footprint = sizeof(struct sim_shared_event)};
+        int file;
+
+        SIM_ENTER(cuIpcGetEventHandle);
+        if (!handle)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (!event || event->magic != SIM_MAGIC_EVENT || !(event->flags & CU_EVENT_INTERPROCESS) ||
+            (event->shared && event->file < 0))
+                return CUDA_ERROR_INVALID_HANDLE;
+        if (!event->shared) {
+                file = sim_memory_file("simulated event");
+                if (file >= 0 && ftruncate(file, (off_t)words.footprint) == 0)
+                        event->shared = map_event(file);
+                if (!event->shared) {
+                        if (file >= 0)
+                                close(file);
+                        return CUDA_ERROR_OUT_OF_MEMORY;
+                }
+                event->file = file;
+        }
+        words.file = (uint64_t)event->file + 1;
+        memset(handle, 0, sizeof *handle);
+        memcpy(handle, &words, sizeof words);
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle)
+{
+        struct sim_shared_event *shared;
+        struct ipc_handle words;
+        CUresult rc;
+        int file;
+
+        SIM_ENTER(cuIpcOpenEventHandle);
+        memcpy(&words, &handle, sizeof words);
+        if (!event || !words.file || words.footprint != sizeof *shared)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (words.pid == (uint64_t)getpid())
+                return CUDA_ERROR_INVALID_CONTEXT;
+        file = open_of(&words);
+        if (file < 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        shared = map_event(file);
+        close(file);
+        if (!shared)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        rc = cuEventCreate(event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+        if (rc != CUDA_SUCCESS) {
+                munmap(shared, sizeof *shared);
+                return rc;
+        }
+        (*event)->file = -1;
+        (*event)->shared = shared;
+        return CUDA_SUCCESS;
 }
 
 SIM_API cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, CUmemAllocationHandleType type,

@@ -72,7 +72,7 @@ static bool is_satisfied(uint64_t seen, uint64_t wanted, unsigned flags, unsigne
 static void run_wait_value(const struct sim_op *op)
 {
         const struct timespec pause = {0, 20000};
-        struct sim_access access = {op, false};
+        struct sim_access access = {op, op->u.value.of_event};
         uint64_t seen;
 
         while (sim_touch_load(&access, op->u.value.addr, op->u.value.bytes, &seen) &&
@@ -110,6 +110,7 @@ void sim_op_run(const struct sim_op *op)
                 run_fill(op);
                 break;
         case SIM_OP_WRITE_VALUE:
+                access.host_ok = op->u.value.of_event;
                 sim_touch_store(&access, op->u.value.addr, op->u.value.bytes, op->u.value.value);
                 break;
         case SIM_OP_WAIT_VALUE:

@@ -16,6 +16,7 @@
 #include "newer.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -191,6 +192,7 @@ struct sim_op {
                         uint64_t value;
                         unsigned bytes; /* 4 or 8 */
                         unsigned flags;
+                        bool of_event; /* a shared one's, which is host memory */
                 } value;
                 struct {
                         CUhostFn fn;
@@ -285,8 +287,17 @@ struct CUstream_st {
         CUstream thread_next; /* per-thread streams of one thread */
 };
 
+/* What the processes that share an event know of it, in a file that both have mapped. */
+struct sim_shared_event {
+        _Atomic uint64_t recorded; /* how often */
+        uint64_t passed;           /* the last of these that has passed; accessed by operations */
+};
+
 struct CUevent_st {
         uint32_t magic;
+        struct sim_shared_event
+                *shared; /* NULL: no other process knows it; stays mapped, as operations may come late */
+        int file;        /* of shared; -1: another process's */
         CUcontext ctx;
         unsigned flags;
         struct sim_node *node;         /* NULL until recorded */
@@ -322,6 +333,8 @@ CUresult sim_stream_resolve(CUstream handle,
 CUstream sim_stream_make(CUcontext ctx, unsigned flags, int priority);
 void sim_stream_retire(CUstream stream);      /* unlinks; its work goes on as an orphan of the context; lock held */
 void sim_event_forget_context(CUcontext ctx); /* event.c */
+/* What op, which writes a value or waits for one, needs to note that a record of the shared event has passed. */
+void sim_shared_event_value(CUevent event, uint64_t record, struct sim_op *op);
 /* A node, not yet started, with all predecessors that new work on stream must have. NULL op: a join. Lock held. */
 struct sim_node *sim_stream_node(CUstream stream, const struct sim_op *op);
 /*

@@ -393,7 +393,11 @@ SIM_PTSZ(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), (s
                 if (s == s->ctx->legacy)
                         rc = sim_capture_legacy(s->ctx);
                 if (rc == CUDA_SUCCESS) {
-                        node = sim_stream_node(s, NULL);
+                        struct sim_op wait = {.kind = SIM_OP_WAIT_VALUE, .ctx = s->ctx};
+
+                        if (event->shared)
+                                sim_shared_event_value(event, atomic_load(&event->shared->recorded), &wait);
+                        node = sim_stream_node(s, event->shared ? &wait : NULL);
                         sim_node_after(node, event->node);
                         sim_node_start(node);
                         sim_node_replace(&s->last, node);
