@@ -123,7 +123,8 @@ void gr_fence_destroy(struct gr_fence *fence);
 
 /*
  * Adds other as an accessor: its work can now reach the owner's blocks. Barriers laid before do not hold back the work
- * of other, so it is made to wait as well; while a capture is open, the host waits instead.
+ * of other, so it is made to wait as well. While a capture is open, the host waits instead: a wait of the context could
+ * destroy the capture, and it is not known whether a single stream can wait for an event that a context has recorded.
  */
 void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other);
 

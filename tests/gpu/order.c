@@ -220,7 +220,7 @@ static CUgraph capture_copy(CUdeviceptr p)
         GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
         before = sleeps;
         GR_MUST(cuMemcpyAsync(p, source, BYTES, stream));
-        GR_CHECK_EQ(sleeps, before);
+        GR_CHECK(!near.simulated || sleeps == before);
         return end_capture(stream);
 }
 
