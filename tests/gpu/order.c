@@ -212,21 +212,26 @@ static CUgraph end_capture(CUstream captured)
         return graph;
 }
 
-/* The copy waits when the graph is launched, and not here. */
-static CUgraph capture_copy(CUdeviceptr p)
+/* What is captured waits when the graph is launched, and not here: the copy, or the graph instead. */
+static CUgraph capture_copy(CUdeviceptr p, CUgraphExec instead)
 {
         unsigned before;
 
         GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
         before = sleeps;
-        GR_MUST(cuMemcpyAsync(p, source, BYTES, stream));
+        GR_MUST(instead ? cuGraphLaunch(instead, stream) : cuMemcpyAsync(p, source, BYTES, stream));
         GR_CHECK(!near.simulated || sleeps == before);
         return end_capture(stream);
 }
 
 static void graph(CUdeviceptr p)
 {
-        launch(capture_copy(p));
+        launch(capture_copy(p, NULL));
+}
+
+static void graph_in_graph(CUdeviceptr p)
+{
+        launch(capture_copy(p, gt_executable(capture_copy(p, NULL))));
 }
 
 /* Its work on the memory is the near device's own, which waits for what far's stream waits for. */
@@ -318,7 +323,7 @@ static void two_at_once(CUdeviceptr p)
 
 static void graph_beside_capture(CUdeviceptr p)
 {
-        CUgraph copy = capture_copy(p);
+        CUgraph copy = capture_copy(p, NULL);
         CUstream captured = begin_capture();
 
         launch(copy);
@@ -405,6 +410,7 @@ static const struct way {
         {"cuMemcpyWithAttributesAsync", FAR, with_attributes, NULL},
         {"cuMemcpy3DWithAttributesAsync", FAR, box_with_attributes, NULL},
         {"a graph", FAR, graph, NULL},
+        {"a graph in a graph", FAR, graph_in_graph, NULL},
         {"a graph of both devices", FAR, graph_of_both, NULL},
         {"a graph of the memory's device", FAR_LATER, graph_of_near, NULL},
         {"a graph made by hand", FAR, graph_by_hand, NULL},
