@@ -392,8 +392,10 @@ static bool will_wait(void)
 /* As will_wait, for work on a stream; some of it also writes to memory. */
 static bool stream_will_wait(CUstream stream, enum gr_null_stream null_stream)
 {
-        if (gr_captures_are_open())
+        if (gr_captures_are_open()) {
                 gr_captures_note_work(stream, null_stream);
+                gr_core_note_graph(&gr_core, GR_ALL_DEVICES); /* a list of operations may write anywhere */
+        }
         return will_wait();
 }
 

@@ -234,8 +234,8 @@ static void graph_in_graph(CUdeviceptr p)
         launch(capture_copy(p, gt_executable(capture_copy(p, NULL))));
 }
 
-/* Its work on the memory is the near device's own, which waits for what far's stream waits for. */
-static void graph_of_both(CUdeviceptr p)
+/* Captures work of the near device on p in a graph of far's stream. */
+static CUgraph capture_of_both(CUdeviceptr p, void (*work)(CUdeviceptr p, CUstream own))
 {
         CUstream own;
         CUevent fork, join;
@@ -247,11 +247,41 @@ static void graph_of_both(CUdeviceptr p)
         GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
         GR_MUST(cuEventRecord(fork, stream));
         GR_MUST(cuStreamWaitEvent(own, fork, 0));
-        GR_MUST(gt_fill(&near, own, p, NEW, WORDS));
+        work(p, own);
         GR_MUST(cuEventRecord(join, own));
         GR_MUST(cuStreamWaitEvent(stream, join, 0));
         GR_MUST(cuCtxSetCurrent(far));
-        launch(end_capture(stream));
+        return end_capture(stream);
+}
+
+static void fill_by_kernel(CUdeviceptr p, CUstream own)
+{
+        GR_MUST(gt_fill(&near, own, p, NEW, WORDS));
+}
+
+/* The near device's own work waits for what far's stream waits for. */
+static void graph_of_both(CUdeviceptr p)
+{
+        launch(capture_of_both(p, fill_by_kernel));
+}
+
+/* The words that gt_wrong_words looks at. */
+static void write_words(CUdeviceptr p, CUstream own)
+{
+        const CUdeviceptr at[] = {p, p + BYTES / 8 * 4, p + BYTES - 4};
+        CUstreamBatchMemOpParams writes[3] = {0};
+
+        for (size_t i = 0; i < 3; i++) {
+                writes[i].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+                writes[i].writeValue.address = at[i];
+                writes[i].writeValue.value = NEW;
+        }
+        GR_MUST(cuStreamBatchMemOp(own, 3, writes, 0));
+}
+
+static void graph_of_words(CUdeviceptr p)
+{
+        launch(capture_of_both(p, write_words));
 }
 
 static void graph_of_near(CUdeviceptr p)
@@ -412,6 +442,7 @@ static const struct way {
         {"a graph", FAR, graph, NULL},
         {"a graph in a graph", FAR, graph_in_graph, NULL},
         {"a graph of both devices", FAR, graph_of_both, NULL},
+        {"a graph that writes words", FAR, graph_of_words, NULL},
         {"a graph of the memory's device", FAR_LATER, graph_of_near, NULL},
         {"a graph made by hand", FAR, graph_by_hand, NULL},
         {"a graph made by hand, newer", FAR, graph_by_new_hand, NULL},

@@ -457,3 +457,33 @@ VALUE_API(cuStreamWaitValue32, cuuint32_t, SIM_OP_WAIT_VALUE)
 VALUE_API(cuStreamWaitValue32_v2, cuuint32_t, SIM_OP_WAIT_VALUE)
 VALUE_API(cuStreamWaitValue64, cuuint64_t, SIM_OP_WAIT_VALUE)
 VALUE_API(cuStreamWaitValue64_v2, cuuint64_t, SIM_OP_WAIT_VALUE)
+
+/* Waits and writes only. */
+SIM_PTSZ(cuStreamBatchMemOp_v2, (CUstream stream, unsigned count, CUstreamBatchMemOpParams *operations, unsigned flags),
+         (stream, count, operations, flags))
+{
+        CUresult rc = count && operations && !flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+
+        for (unsigned i = 0; i < count && rc == CUDA_SUCCESS; i++) {
+                const CUstreamBatchMemOpParams *of = &operations[i];
+                bool wide = of->operation == CU_STREAM_MEM_OP_WAIT_VALUE_64 ||
+                            of->operation == CU_STREAM_MEM_OP_WRITE_VALUE_64;
+
+                switch (of->operation) {
+                case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+                case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+                        rc = value_op(stream, of->waitValue.address, wide ? of->waitValue.value64 : of->waitValue.value,
+                                      wide ? 8 : 4, of->waitValue.flags, SIM_OP_WAIT_VALUE);
+                        break;
+                case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+                case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+                        rc = value_op(stream, of->writeValue.address,
+                                      wide ? of->writeValue.value64 : of->writeValue.value, wide ? 8 : 4,
+                                      of->writeValue.flags, SIM_OP_WRITE_VALUE);
+                        break;
+                default:
+                        rc = CUDA_ERROR_NOT_SUPPORTED;
+                }
+        }
+        return rc;
+}
