@@ -15,6 +15,7 @@
 #include "hooks/context.h"
 #include "hooks/managed.h"
 #include "hooks/stream_ordered.h"
+#include "hooks/submit.h"
 #include "notes/note.h"
 
 #define PITCHES_MAX 4096 /* widths remembered; a program with more of them pays the driver for the rest */
@@ -246,8 +247,9 @@ static int give_back(void *arg, uint64_t ptr)
 
 /*
  * A free in stream order. A block of the pool is cached at once, as at any other free: its epoch covers all work that
- * was submitted before, on all streams. While the stream captures, the driver is asked instead. It refuses memory that
- * no graph allocated, so the program still has the block.
+ * was submitted before, on all streams of its device. Those of others that may use it are peers; but a copy need be
+ * none, and the program rightly leaves it to the order of the stream that the free comes after it. While the stream
+ * captures, the driver is asked instead. It refuses memory that no graph allocated, so the program still has the block.
  */
 static CUresult free_async(CUdeviceptr dptr, CUstream stream, enum gr_null_stream null_stream,
                            __typeof__(cuMemFreeAsync) *real)
@@ -256,6 +258,7 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, enum gr_null_strea
         struct free_request request = {stream, real};
         struct gr_stream_ordered_free freed;
         struct gr_note_free before = {0};
+        struct gr_block_info info;
         GR_KEEP_ERRNO;
         CUresult result;
         int rc;
@@ -264,6 +267,8 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, enum gr_null_strea
                 return CUDA_ERROR_NOT_FOUND;
         if (!gr_shim_ready() || !dptr || gr_capture_on(stream, null_stream))
                 return real(dptr, stream);
+        if (gr_submit_may_be_far() && gr_ledger_find(gr_core.ledger, dptr, &info) == 0)
+                gr_submit_reach(stream, dptr);
         if (gr_notes_are_on())
                 before = gr_note_before_free(dptr, true);
         rc = before.is_over ? before.rc : gr_pool_free_in_order(&gr_core, dptr, give_back, &request);

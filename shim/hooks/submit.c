@@ -101,6 +101,11 @@ static __attribute__((noinline, cold)) void write_at(CUstream stream, bool captu
                 gr_core_reach(&gr_core, GR_DEVICE_BIT(device), by);
 }
 
+void gr_submit_reach(CUstream stream, CUdeviceptr at)
+{
+        write_at(stream, false, at);
+}
+
 void gr_submit_graph(CUstream stream)
 {
         uint64_t devices = atomic_load(&gr_core.graph_devices);

@@ -24,6 +24,12 @@ static inline bool gr_submit_may_be_far(void)
         return atomic_load_explicit(&gr_core.several_devices, memory_order_acquire);
 }
 
+/*
+ * Work of the stream, which is not captured, is about to write at `at`, or to be the last that uses memory there. No
+ * lock is held.
+ */
+void gr_submit_reach(CUstream stream, CUdeviceptr at);
+
 /* A graph is about to be launched in the stream, which is not captured. No lock is held. */
 void gr_submit_graph(CUstream stream);
 

@@ -3,6 +3,8 @@
  * refuses, and CuPy has a test that wants it so. Under the library the request is served, from what it trims off the
  * pool; the pool itself must look and work as before.
  *
+ * Memory of cudaMalloc that is freed in a stream of another device, behind a copy that still reads it.
+ *
  *   stream_ordered_free [--native]
  *
  * One line per check; exit status 1 when one failed.
@@ -34,6 +36,45 @@ static uint32_t different_words(const struct gt *gt, CUdeviceptr p, uint32_t val
         return different;
 }
 
+/* The copy needs no peer access, so only the order of the stream says that the free comes after it. */
+static void free_in_stream_of_other(const struct gt *gt)
+{
+        const size_t words = 8 * MIB;
+        struct gt other = *gt;
+        CUdeviceptr from, to, next;
+        CUstream stream, beside;
+        CUmodule module;
+
+        GR_MUST(cuMemAlloc(&from, words * 4));
+        GR_MUST(gt_fill(gt, NULL, from, 1, words));
+        GR_MUST(cuCtxSynchronize());
+        beside = gt_stream();
+        GR_MUST(cuDevicePrimaryCtxRetain(&other.ctx, 1));
+        gt_attach(&other);
+        gt_load_kernels(&module);
+        GR_MUST(cuModuleGetFunction(&other.spin, module, "gr_spin"));
+        GR_MUST(cuMemAlloc(&to, words * 4));
+        stream = gt_stream();
+        GR_MUST(gt_spin(&other, stream, 300000));
+        GR_MUST(cuMemcpyPeerAsync(to, other.ctx, from, gt->ctx, words * 4, stream));
+        GR_MUST(cuMemFreeAsync(from, stream));
+        gt_attach(gt);
+        GR_MUST(cuMemAlloc(&next, words * 4));
+        GR_MUST(gt_fill(gt, beside, next, 2, words));
+        GR_MUST(cuStreamSynchronize(beside));
+        gt_attach(&other);
+        GR_MUST(cuStreamSynchronize(stream));
+        gt_check(gt_wrong_words(to, words * 4, 1) == 0, "freed in a stream of another device",
+                 "%u words of three are wrong", gt_wrong_words(to, words * 4, 1));
+        GR_MUST(cuMemFree(to));
+        GR_MUST(cuStreamDestroy(stream));
+        GR_MUST(cuModuleUnload(module));
+        GR_MUST(cuDevicePrimaryCtxRelease(1));
+        gt_attach(gt);
+        GR_MUST(cuMemFree(next));
+        GR_MUST(cuStreamDestroy(beside));
+}
+
 int main(int argc, char **argv)
 {
         bool native = argc > 1 && strcmp(argv[1], "--native") == 0;
@@ -42,9 +83,11 @@ int main(int argc, char **argv)
         CUdeviceptr most, part = 0, kept, again;
         CUmemoryPool pool;
         CUstream stream;
+        int devices = 0;
         struct gt gt;
 
         gt_open(&gt);
+        GR_MUST(cuDeviceGetCount(&devices));
         GR_MUST(cuDeviceGetDefaultMemPool(&pool, gt.device));
         GR_MUST(cuMemGetInfo(&available, &total));
         stream = gt_stream();
@@ -82,6 +125,8 @@ int main(int argc, char **argv)
         if (part)
                 GR_MUST(cuMemFree(part));
         GR_MUST(cuStreamDestroy(stream));
+        if (devices > 1)
+                free_in_stream_of_other(&gt);
         gt_close(&gt);
         return GR_CHECK_RESULT();
 }
