@@ -155,7 +155,8 @@ static int run_probe(const char *topic, const char *preload, bool name_symbols, 
         pid_t pid;
         size_t i;
 
-        fflush(stdout);
+        if (fflush(stdout) != 0 || ferror(stdout)) /* nobody would read what it says, and main complains */
+                return EXIT_FAILURE;
         pid = fork();
         if (pid < 0) {
                 doctor_say(topic, "fail", "fork: %s", strerror(errno));

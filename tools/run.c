@@ -94,7 +94,7 @@ static int check_limits(const char *command, struct gr_options *options)
                 return EXIT_SUCCESS;
         gr_options_read(options, complain_of_option, NULL);
         complain("%s: not started, as a limit would not hold%s", command,
-                 rc ? "; GPURECLAIM_CONFIG=/dev/null is no file" : "");
+                 rc ? "; with GPURECLAIM_CONFIG=/dev/null no file is read" : "");
         return STATUS_USAGE;
 }
 

@@ -329,12 +329,16 @@ static void draw_screen(void)
 {
         static const char label[] = "  use over time ";
         char text[TEXT_BYTES];
-        size_t first = 0, room;
+        /* GPUs take up to half of the lines that are not for heads and keys; that of the selected process is shown. */
+        size_t first = 0, room = LINES > 6 ? (size_t)(LINES - 4) / 2 : 1,
+               gpu_end = view.count > 0 ? (size_t)(view.rows[view.selected].gpu - view.gpus) + 1 : 0;
         int line = 0;
 
         erase();
         view.columns = COLS;
-        for (size_t i = 0; i < view.gpu_count; i++) {
+        if (gpu_end < room)
+                gpu_end = gr_min(room, view.gpu_count);
+        for (size_t i = gpu_end > room ? gpu_end - room : 0; i < gpu_end; i++) {
                 const struct history *history = is_first_of_gpu(i) ? history_of(&view.gpus[i]) : NULL;
                 size_t known = history ? strlen(history->levels) : 0,
                        shown = COLS > (int)sizeof(label) ? (size_t)COLS - sizeof(label) : 1;
@@ -345,6 +349,8 @@ static void draw_screen(void)
                 if (known > 1 && LINES >= 12 + 2 * (int)view.gpu_count) /* the newest at the right */
                         draw_line(line++, A_DIM, "%s%s", label, history->levels + (known > shown ? known - shown : 0));
         }
+        if (view.gpu_count > room)
+                draw_line(line, A_DIM, "%zu more", view.gpu_count - room);
         line++;
         head_text(text);
         draw_line(line++, A_BOLD, "%s", text);

@@ -257,7 +257,7 @@ want 0 "$tool" run --limit 4GiB -- echo started
 want 0 env GPURECLAIM_CONFIG=/dev/null "$tool" run -- echo started
 want 2 env GPURECLAIM_CONFIG="$tree/nothing" "$tool" run -- echo started
 has "$err" "$tree/nothing: no option is taken from this file: No such file"
-has "$err" "GPURECLAIM_CONFIG=/dev/null is no file"
+has "$err" "; with GPURECLAIM_CONFIG=/dev/null no file is read"
 echo GPURECLAIM_HARD_LIMIT 4GiB >"$config"
 want 2 "$tool" run -- echo started
 has "$err" "$config:1: not understood (expected NAME=VALUE)"
@@ -409,6 +409,8 @@ is "$(printf '%s\n' "$out" | wc -l)" "$(($("$tool" options | wc -l) + 1))"
 if [ -w /dev/full ]; then
         "$tool" help >/dev/full 2>"$tree/err" && is "status 0 on a full disk" "1"
         has "$(cat "$tree/err")" "cannot write"
+        "$tool" doctor --sim >/dev/full 2>"$tree/err" && is "status 0 of the doctor on a full disk" "1"
+        is "$(cat "$tree/err")" "gpureclaim: cannot write to standard output"
 fi
 
 # The doctor. The stand-in library hooks nothing, and the doctor must notice.

@@ -259,6 +259,21 @@ def watch(scene):
     terminal.kill()
 
 
+def crowded(scene):
+    """More GPUs, or groups of one, than the screen has lines: the selected process and its group are still there."""
+    processes = [scene.start(GPURECLAIM_GROUP=f"group{i}") for i in range(8)]
+    for i, process in enumerate(processes):
+        process.ask("alloc", 0, 10 * (8 - i))
+    terminal = Terminal(scene.environment, lines=10)
+    for i in 0, 7:
+        shown = terminal.shows(f"group group{i}:", r"\n5 more\b", "PID", rf"\b{processes[i].pid} ", "q quit")
+        scene.check(shown, f"process {i} of many groups:\n" + terminal.screen.text())
+        terminal.type("\x1bOB" * 7)
+    terminal.kill()
+    for process in processes:
+        process.end()
+
+
 def named(scene):
     """Where the management library is there, a GPU has its number in nvidia-smi and its model."""
     process = scene.start()
@@ -312,5 +327,6 @@ with Scene(command, sim, shim) as scene:
     watch(scene)
     once(scene)
     no_terminal(scene)
+    crowded(scene)
     named(scene)
 raise SystemExit(1 if scene.failed else 0)
