@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The commands in README.md, CONTRIBUTING.md and some pages of docs/, run as they stand there.
 
-Usage: guides_test.py GPURECLAIM SIM_FOLDER SHIM SOURCE_FOLDER [PAGE...]
+Usage: guides_test.py GPURECLAIM SIM_FOLDER|- SHIM SOURCE_FOLDER [PAGE...]
 
-Each section has a folder and a simulated GPU of its own. What is run:
+Each section has a folder and a simulated GPU of its own; with "-" all use the real one. What is run:
 
     ```sh        by bash; each command must succeed. With PID in it, while the block before it runs
     ```python    under the library
@@ -12,14 +12,18 @@ Each section has a folder and a simulated GPU of its own. What is run:
     indented     the lines that begin with gpureclaim, where PID runs the first one and FILE is a trace; of scripts only
                  that they are there and know their flags
 
-The programs are stand-ins that allocate as the text says. docker, srun and others run what they are given. Kubernetes'
-types are those of its Python client; without that, manifests are left out.
+The programs are stand-ins that allocate as the text says. On a real GPU train.py and serve.py are programs of
+tests/frameworks, and torch, jax and cupy the real ones, as far as they are installed. docker, srun and others run what
+they are given. Kubernetes' types are those of its Python client; without that, manifests are left out. There is a line
+of output for each section: "PAGE|SECTION|how many blocks, and of what|pass or FAIL".
 """
 
+import importlib.util
 import json
 import os
 import re
 import signal
+import site
 import subprocess
 import sys
 import types
@@ -33,7 +37,11 @@ try:
 except ImportError:
     yaml = None
 
+real = sys.argv[2] == "-"
 command, sim, shim, source = map(os.path.abspath, sys.argv[1:5])
+frameworks = [name for name in ("torch", "jax", "cupy") if real and importlib.util.find_spec(name)]
+# Whether the libraries of gpureclaim serve are on this machine.
+can_serve = subprocess.run([command, "serve", "--listen", "?"], stderr=subprocess.DEVNULL).returncode == 2
 
 # It uses CUDA if, and only if, the library is there; and it stays as long as there is a file "stay".
 PROGRAM = r"""#!/usr/bin/env python3
@@ -59,16 +67,41 @@ while os.path.exists("stay"):
     time.sleep(0.05)
 must(driver.cuMemFree_v2(kept))
 """
+# A program of tests/frameworks, whose memory then stays as above. After that its model must still work.
+FRAMEWORK_PROGRAM = r"""#!/usr/bin/env python3
+import ctypes, os, runpy, sys, time
+
+ctypes.CDLL(None).gpureclaim_version
+folder, *words = {words!r}
+if any(name.startswith("XLA_") for name in os.environ) and "jax" in {frameworks!r}:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "default")
+    words = ["jax_check.py"]
+sys.path.insert(0, folder)
+sys.argv = words
+kept = runpy.run_path(os.path.join(folder, words[0]), run_name="__main__")
+while os.path.exists("stay"):
+    time.sleep(0.05)
+if "step" in kept:
+    kept["step"](128).item()
+"""
 # The words before the command that they run.
 STAND_INS = {
     "jupyter": "python3 train.py",
     "pytest": "python3 train.py",
     "srun": '"$@"',
-    "torchrun": 'for i in 1 2; do python3 train.py & done; wait',
+    "torchrun": 'python3 train.py & python3 train.py && wait $!',
     "setpriv": 'while [ "${1#--}" != "$1" ]; do shift; done; "$@"',
     "docker": 'while [ "$1" != my-image ]; do shift; done; shift; command=$(basename "$1"); shift; "$command" "$@"',
     "apptainer": 'exec docker "$@"',
 }
+# The command of each of the machines, all on this one.
+TORCHRUN = r"""node() { python3 -m torch.distributed.run $(echo "$@" | sed s/first-machine/localhost/); }
+case "$*" in
+*--nnodes*) node "$@" & node "$@" && wait $! ;;
+*) node "$@" ;;
+esac
+"""
+CUPY_USE = "assert int(cupy.arange(1000).sum()) == 499500\n"
 CUPY = "class cuda:\n    set_allocator = set_pinned_memory_allocator = staticmethod(lambda allocator: None)\n"
 
 
@@ -101,10 +134,12 @@ class Section:
         self._folder = os.path.join(scene.folder, "section")
         self._environment = {
             **scene.environment,
-            "LD_LIBRARY_PATH": sim,
+            **{name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH") if name in os.environ},
+            **({} if real else {"LD_LIBRARY_PATH": sim}),
             "HOME": self._folder,
+            "PYTHONUSERBASE": site.getuserbase(),
             "PATH": f"{self._folder}/bin:{os.path.dirname(command)}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{self._folder}:{source}/tools/python",
+            "PYTHONPATH": f"{self._folder}:{source}/tools/python:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
             "PYTHONDONTWRITEBYTECODE": "1",
             "SLURM_JOB_ID": "1",
             "SLURM_JOB_UID": str(os.getuid()),
@@ -116,8 +151,16 @@ class Section:
             self._write(file, PROGRAM)
         for file, words in STAND_INS.items():
             self._write(f"bin/{file}", f"#!/bin/sh\n{words}\n")
-        self._write("torch.py", "")
-        self._write("cupy.py", CUPY)
+        if "torch" in frameworks:
+            self._write("bin/torchrun", f"#!/bin/sh\n{TORCHRUN}")
+            for file, words in (("train.py", ["train.py", "--steps", "20"]),
+                                ("serve.py", ["graph_shapes.py", "--check", "--sizes", "16", "--repeat", "0"])):
+                words = [f"{source}/tests/frameworks", *words]
+                self._write(file, FRAMEWORK_PROGRAM.format(words=words, frameworks=frameworks))
+        else:
+            self._write("torch.py", "")
+        if "cupy" not in frameworks:
+            self._write("cupy.py", CUPY)
         self._before = None  # the block that a block with PID runs beside
 
     def _write(self, file, text):
@@ -133,7 +176,7 @@ class Section:
 
     def _end(self, program, what):
         try:
-            out = program.communicate(timeout=60)[0]
+            out = program.communicate(timeout=200 if real else 60)[0]
         except subprocess.TimeoutExpired:
             os.killpg(program.pid, signal.SIGKILL)
             out = program.communicate()[0] + "(did not end)"
@@ -153,6 +196,22 @@ class Section:
 
         self._scene.check(until(look, 30), f"{self._where}: no process to be found")
         return found[0] if found else "0"
+
+    def block(self, language, lines):
+        """False: nothing of it is to be run."""
+        if language == "sh":
+            self.shell("\n".join(lines))
+        elif language == "python":
+            self.python("\n".join(lines))
+        elif language == "indented":
+            self.lines(lines)
+        elif language == "yaml" and yaml:
+            self.manifest("\n".join(lines))
+        elif language == "console" and "$ scripts/run" not in lines[0]:  # that is in the test "run"
+            self.console(lines)
+        else:
+            return False
+        return True
 
     def shell(self, text):
         if not re.search(r"\bPID\b", text):
@@ -188,7 +247,7 @@ class Section:
                 self._end(self._start(command_line, settings), " ".join(command_line))
 
     def _serve(self, words, settings):
-        if not os.path.exists(command + "-serve"):
+        if not can_serve:
             return
         server = self._start(words, settings)
         said = server.stdout.readline()
@@ -218,7 +277,7 @@ class Section:
             self._before = lines[0]
 
     def python(self, text):
-        self._write("cell.py", text)
+        self._write("cell.py", f"{text}\n{CUPY_USE if 'cupy' in frameworks else ''}")
         self._end(self._start([command, "run", "--", sys.executable, "cell.py"]), text)
 
     def console(self, lines):
@@ -237,27 +296,20 @@ def run_page(page):
     with open(os.path.join(source, page), encoding="utf-8") as file:
         found = list(blocks(file.read()))
     failed = 0
+    whose = ", ".join(frameworks) or "stand-ins"
     for section in dict.fromkeys(name for name, _, lines in found if lines):
         with Scene(command, sim, shim, memory="80GiB") as scene:
             place = Section(scene, page, section)
-            for name, language, lines in found:
-                if name != section or not lines:
-                    continue
-                if language == "sh":
-                    place.shell("\n".join(lines))
-                elif language == "python":
-                    place.python("\n".join(lines))
-                elif language == "indented":
-                    place.lines(lines)
-                elif language == "yaml" and yaml:
-                    place.manifest("\n".join(lines))
-                elif language == "console" and "$ scripts/run" not in lines[0]:  # that is in the test "run"
-                    place.console(lines)
-            failed += scene.failed
+            ran = sum(place.block(language, lines) for name, language, lines in found if name == section and lines)
+        failed += scene.failed
+        if ran:
+            print(f"{page}|{section}|{ran} blocks, {whose}|{'FAIL' if scene.failed else 'pass'}", flush=True)
     return failed
 
 
-pages = sys.argv[5:] or ["README.md", "CONTRIBUTING.md", "docs/guides.md", "docs/metrics.md", "docs/troubleshooting.md"]
+pages = sys.argv[5:] or ["README.md", "docs/guides.md", "docs/metrics.md", "docs/troubleshooting.md"]
+if not real and not sys.argv[5:]:
+    pages.append("CONTRIBUTING.md")
 if not yaml:
     print("no kubernetes here (Debian: python3-kubernetes): the manifests in docs/guides.md are left out", flush=True)
 sys.exit(1 if sum(map(run_page, pages)) else 0)

@@ -10,6 +10,7 @@ import tempfile
 import time
 
 MIB = 2**20
+sys.path.append("/usr/lib/python3/dist-packages")  # of Debian's packages, where another Python runs the tests
 
 
 class Scene:
