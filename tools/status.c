@@ -156,8 +156,8 @@ static void print_text(const struct gpu *gpus, size_t count, size_t other)
         }
         if (other > 0 && gpus_folder(folder, &by_default) == 0) {
                 gr_log_clean(folder, strlen(folder));
-                printf("Files in %s of another user or version of gpureclaim, or of something else: %zu\n", folder,
-                       other);
+                printf("Files in %s of other users, containers or versions of gpureclaim, or of something else: %zu\n",
+                       folder, other);
         }
 }
 

@@ -329,7 +329,7 @@ def files(scene):
             file.write("not a region")
         os.chmod(os.path.join(region, stranger), 0o600)
     code, out, _ = scene.run("status")
-    words = f"Files in {region} of another user or version of gpureclaim, or of something else: 3\n"
+    words = f"Files in {region} of other users, containers or versions of gpureclaim, or of something else: 3\n"
     scene.check(code == 0 and words in out, f"strangers: {out}")
     process.kill()
     code, out, _ = scene.run("status")
