@@ -206,12 +206,15 @@ GR_EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void 
 GR_EXPORT CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *p)
 {
         GR_PASS_DEEP;
-        CUresult result = GR_REAL(cuMemHostGetFlags, flags, (void *)gr_query_unless_cached((CUdeviceptr)p));
         struct gr_block_info info;
-        CUdeviceptr base;
+        CUdeviceptr at = (CUdeviceptr)p, base;
+        bool known = gr_shim_ready() && gr_query_block_at(at, &base, &info) == 0;
+        CUresult result;
 
-        if (result == CUDA_SUCCESS && gr_shim_ready() && gr_query_block_at((CUdeviceptr)p, &base, &info) == 0 &&
-            info.host && info.kind != PLAIN)
+        /* The driver knows no flags of memory from cuMemAlloc, but of mapped memory. */
+        at = known && info.is_range ? GR_NO_POINTER : gr_query_unless_cached(at);
+        result = GR_REAL(cuMemHostGetFlags, flags, (void *)at);
+        if (result == CUDA_SUCCESS && known && info.host && info.kind != PLAIN)
                 *flags = (*flags & ~FLAGS) | (info.kind & FLAGS) | CU_MEMHOSTALLOC_DEVICEMAP;
         return result;
 }

@@ -262,15 +262,17 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_
         struct gr_block_info info;
         CUdeviceptr block;
         CUresult result;
+        bool live;
 
         if (!gr_shim_ready() || gr_query_block_at(ptr, &block, &info) != 0)
                 return GR_REAL(cuPointerGetAttributes, count, attributes, data, ptr);
-        if (!is_live(ptr, block, &info))
-                return GR_REAL(cuPointerGetAttributes, count, attributes, data, GR_NO_POINTER);
-        result = GR_REAL(cuPointerGetAttributes, count, attributes, data, ptr);
-        if (result == CUDA_SUCCESS)
-                for (unsigned int i = 0; i < count; i++)
+        live = is_live(ptr, block, &info);
+        result = GR_REAL(cuPointerGetAttributes, count, attributes, data, live ? ptr : GR_NO_POINTER);
+        for (unsigned int i = 0; result == CUDA_SUCCESS && i < count; i++)
+                if (live)
                         correct_answer(data[i], attributes[i], block, &info);
+                else if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER && data[i])
+                        *(CUdeviceptr *)data[i] = ptr; /* the driver takes what it does not know for host memory */
         return result;
 }
 

@@ -22,6 +22,7 @@
 #include "driver/sleep.h"
 #include "hooks/context.h"
 #include "hooks/ipc.h"
+#include "hooks/query.h"
 #include "hooks/segment_import.h"
 
 struct memory {
@@ -351,13 +352,15 @@ GR_EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr base, size_t bytes, const 
         return GR_REAL(cuMemSetAccess, base, bytes, access, count);
 }
 
+/* Of memory from cuMemAlloc the driver says that nobody may access it. */
 GR_EXPORT CUresult CUDAAPI cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
 {
         GR_PASS_DEEP;
+        CUresult result = GR_REAL(cuMemGetAccess, flags, location, gr_query_unless_cached(ptr));
 
-        if (gr_shim_ready() && is_of_segment(ptr))
-                return CUDA_ERROR_INVALID_VALUE;
-        return GR_REAL(cuMemGetAccess, flags, location, ptr);
+        if (result == CUDA_SUCCESS && gr_shim_ready() && is_of_segment(ptr))
+                *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        return result;
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)

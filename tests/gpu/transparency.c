@@ -402,11 +402,15 @@ static void other_memory_calls(const char *when, CUdeviceptr p, size_t bytes)
         CUmemPoolPtrExportData exported;
         CUstream stream = gt_stream();
         unsigned long long flags = 7;
+        CUresult code;
         unsigned value = 0;
         int read_mostly = 0;
 
-        say("cuMemGetAccess", cuMemGetAccess(&flags, &where, p), "%s %zu flags %llu", when, bytes, flags);
-        say("cuMemGetAccess inside", cuMemGetAccess(&flags, &where, p + 512), "%s %zu flags %llu", when, bytes, flags);
+        code = cuMemGetAccess(&flags, &where, p);
+        say("cuMemGetAccess", code, "%s %zu flags %llu", when, bytes, flags);
+        flags = 7;
+        code = cuMemGetAccess(&flags, &where, p + 512);
+        say("cuMemGetAccess inside", code, "%s %zu flags %llu", when, bytes, flags);
         say("cuMemSetAccess", cuMemSetAccess(p, bytes, &access, 1), "%s %zu", when, bytes);
         say("cuMemSetAccess of a page", cuMemSetAccess(p, GT_PAGE, &access, 1), "%s %zu", when, bytes);
         GR_MUST(cuMemCreate(&made, GT_PAGE, &prop, 0));

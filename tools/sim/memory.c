@@ -312,10 +312,16 @@ __attribute__((visibility("default"))) void grSimHostFlags(unsigned flags)
 SIM_API cuMemHostGetFlags(unsigned *flags, void *p)
 {
         unsigned made_with;
+        int kind;
 
         SIM_ENTER(cuMemHostGetFlags);
-        if (!flags || kind_of((uintptr_t)p, &made_with) != SIM_ALLOC_HOST)
+        kind = kind_of((uintptr_t)p, &made_with);
+        if (!flags || (kind != SIM_ALLOC_HOST && kind != SIM_ALLOC_MAPPED))
                 return CUDA_ERROR_INVALID_VALUE;
+        if (kind == SIM_ALLOC_MAPPED) { /* a driver knows flags of mapped memory, too */
+                *flags = 0;
+                return CUDA_SUCCESS;
+        }
         if (atomic_load(&slab_flags) != ~0u)
                 made_with = atomic_load(&slab_flags);
         *flags = made_with | CU_MEMHOSTALLOC_DEVICEMAP; /* unified addressing maps all of it */

@@ -137,6 +137,8 @@ SIM_API cuPointerGetAttributes(unsigned n, CUpointer_attribute *attributes, void
         alloc = known_at(dptr);
         for (unsigned i = 0; i < n && rc == CUDA_SUCCESS; i++) {
                 rc = answer_attribute(out[i], attributes[i], alloc, dptr);
+                if (!alloc && attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER) /* it may be host memory */
+                        *(CUdeviceptr *)out[i] = dptr;
                 /* In a query for several attributes, one that the pointer does not have is 0 and no error. */
                 if (rc == CUDA_ERROR_INVALID_VALUE)
                         rc = CUDA_SUCCESS;

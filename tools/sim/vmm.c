@@ -567,16 +567,18 @@ SIM_API cuMemSetAccess(CUdeviceptr base, size_t bytes, const CUmemAccessDesc *de
 SIM_API cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
 {
         struct mapping *m;
+        struct sim_alloc *alloc;
 
         SIM_ENTER(cuMemGetAccess);
         if (!flags || !location)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
         m = find_mapping(ptr);
-        if (m)
-                *flags = m->range->idle ? CU_MEM_ACCESS_FLAGS_PROT_NONE : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        *flags = m && !m->range->idle ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
         sim_unlock();
-        return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        alloc = sim_find(ptr); /* of memory from cuMemAlloc it says "none" */
+        return m || (alloc && alloc->kind == SIM_ALLOC_DEVICE && !alloc->idle) ? CUDA_SUCCESS
+                                                                               : CUDA_ERROR_INVALID_VALUE;
 }
 
 SIM_API cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
