@@ -2,13 +2,15 @@
  * The memory of each GPU over time, as so few points that a page can show a trace of any length (report.h).
  *
  * Fragmentation is cached memory that did not wait for the GPU, and still did not serve a request: the process took
- * more from the GPU for it, or it was refused. What was mapped for that request alone does not count. Until the next
- * such request as much of the cached memory counts as fragmented.
+ * more from the GPU for it, or it was refused. What was mapped for that request alone does not count. Nor does a small
+ * request, which shares a page that large ones cannot have: for it the process takes one more, whatever is cached.
+ * Until the next such request as much of the cached memory counts as fragmented.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "base/arith.h"
+#include "base/size_class.h"
 #include "report.h"
 
 /* Of each part of the time: where least was live, where most was, where most was taken from the GPU, and the last. */
@@ -107,7 +109,7 @@ static void take_operation(struct device *device, const struct gr_trace_op *op, 
         device->live_bytes += op->is_free ? -op->bytes : op->bytes;
         device->freed_bytes += op->is_free ? op->bytes : 0;
         if (device->grew && device->grower == thread) {
-                if (op->is_miss)
+                if (op->is_miss && !gr_is_small(op->bytes))
                         note_unserving(device, gr_min(device->cached_before_bytes, cached_bytes(device)));
                 device->grew = false;
         }

@@ -198,6 +198,11 @@ def test_fragmented(folder):
     check((gpu["fragmented"], gpu["fragmented_at"]) == (70 * MIB, 30), f"fragmented: {gpu['fragmented_at']}")
     check(json.loads(report("--json", path))["fragmented"] == [{"bytes": 70 * MIB, "at_ns": 30}], "fragmented: JSON")
     check("\n  fragmented on GPU 0: at most 70.000 MiB, at 0.000 s: cached, but" in report(path), "fragmented: text")
+    # A small request takes another page whatever is cached.
+    write_trace(path, [(0, RESERVED, 0, 0, 0, 60 * MIB), (0, MISS, 0, 0, 0x1000, 60 * MIB),
+                       (1, FREE, NOWHERE, 0, 0x1000, 0), (2, QUARANTINE, 0, 0, 0, 0),
+                       (3, RESERVED, 0, 0, 0, 62 * MIB), (4, MISS, 0, 0, 0x2000, MIB)])
+    check("fragmented on" not in report(path), "fragmented: small")
 
 
 def replay(entries):
