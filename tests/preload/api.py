@@ -99,12 +99,23 @@ def main():
     while gpureclaim.status()["cached_bytes"] > 200 * MIB:
         time.sleep(0.01)
     assert allocate(300 * MIB) is None
-    for limit, on in ((MIB, 0), (400 * MIB, 7), (400 * MIB, -1)):
+    for function, wrong in (
+        (gpureclaim.set_limit, dict(limit_bytes=MIB)),
+        (gpureclaim.set_limit, dict(limit_bytes=400 * MIB, device=7)),
+        (gpureclaim.set_limit, dict(limit_bytes=400 * MIB, device=-1)),
+        (gpureclaim.set_limit, dict(limit_bytes=-1)),
+        (gpureclaim.set_limit, dict(limit_bytes=2**64 + 400 * MIB)),
+        (gpureclaim.reclaim, dict(want_bytes=-1)),
+        (gpureclaim.reclaim, dict(want_bytes=2**64)),
+        (gpureclaim.on_reclaim, dict(purge=give_up, limit_ms=-1)),
+        (gpureclaim.on_reclaim, dict(purge=give_up, limit_ms=2**32)),
+    ):
         try:
-            gpureclaim.set_limit(limit, on)
-            sys.exit(f"a limit of {limit} on device {on} was taken")
+            function(**wrong)
+            sys.exit(f"{function.__name__} took {wrong}")
         except OSError:
             pass
+    assert gpureclaim.status()["hard_limit_bytes"] == 200 * MIB
     gpureclaim.set_limit(None)
     assert gpureclaim.status()["hard_limit_bytes"] is None
     remove()

@@ -99,6 +99,13 @@ def _check(rc: int, what: str) -> int:
     return rc
 
 
+def _unsigned(value: int, bits: int, what: str) -> int:
+    """The value, which ctypes would take modulo 2**bits."""
+    if not 0 <= value < 1 << bits:
+        _check(-errno.EINVAL, what)
+    return value
+
+
 def version() -> str:
     return _need().gpureclaim_version().decode()
 
@@ -114,13 +121,15 @@ def status(device: int = 0) -> dict[str, int | None]:
 
 def reclaim(device: int = 0, rung: str = "sync", want_bytes: int = 0) -> int:
     """Gets memory back for others, by means up to rung, until it is want_bytes (0: all). Returns the bytes."""
-    return _check(_need().gpureclaim_reclaim(device, rung.encode(), want_bytes), f"reclaim {rung} on device {device}")
+    want = _unsigned(want_bytes, 64, f"reclaim {want_bytes} bytes")
+    return _check(_need().gpureclaim_reclaim(device, rung.encode(), want), f"reclaim {rung} on device {device}")
 
 
 def set_limit(limit_bytes: int | None, device: int = 0) -> None:
     """Sets the hard limit of this process on a device; None: no limit. The driver has to be initialised."""
-    value = 2**64 - 1 if limit_bytes is None else limit_bytes
-    _check(_need().gpureclaim_set_limit(device, value), f"a limit of {limit_bytes} bytes on device {device}")
+    what = f"a limit of {limit_bytes} bytes on device {device}"
+    value = 2**64 - 1 if limit_bytes is None else _unsigned(limit_bytes, 64, what)
+    _check(_need().gpureclaim_set_limit(device, value), what)
 
 
 def _hook(function: Callable[[int, int], Any] | None) -> Any:
@@ -165,7 +174,7 @@ def _offer(purge: Callable[..., Any] | None, drop: Callable[..., Any] | None, na
         name=(name or str(getattr(purge or drop, "__qualname__", "python"))).encode(),
         purge=_hook(_adapted(purge)),
         drop=_hook(_adapted(drop)),
-        limit_ms=limit_ms,
+        limit_ms=_unsigned(limit_ms, 32, f"on_reclaim with a limit of {limit_ms} ms"),
         needs_lock=needs_lock,
     )
     number = ctypes.c_uint64()
