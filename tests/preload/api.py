@@ -1,6 +1,7 @@
 """The Python module on the simulated device, with the driver called through ctypes."""
 
 import ctypes
+import functools
 import os
 import sys
 import tempfile
@@ -40,6 +41,63 @@ def late():
         said = log.read()
     if "reclaimable mine: drop did not return in time" not in said or "jax" in said:
         sys.exit(said)
+
+
+def by_other_ways():
+    """Callables of all kinds get the device and the bytes, or nothing where they need no argument."""
+    got = {}
+
+    def wrapper(name):
+        def decorate(function):
+            @functools.wraps(function)
+            def wrapped(*words, **more):
+                got[name] = words
+                return function(*words, **more)
+
+            return wrapped
+
+        return decorate
+
+    class Cache:
+        def __call__(self, device, want_bytes):
+            got["object"] = device, want_bytes
+
+        def clear(self, device, want_bytes):
+            got["method"] = device, want_bytes
+
+        def clear_all(self):
+            got["method without"] = ()
+
+    def tagged(tag, device, want_bytes):
+        got[tag] = device, want_bytes
+
+    def defaults(*words, generation=2, **more):
+        got["all optional"] = words
+
+    def generation(generation=2, verbose=False):
+        got["defaults"] = generation, verbose
+
+    filled = {"a": 1}
+    functions = (
+        wrapper("decorated")(lambda device, want_bytes: None),
+        wrapper("decorated without")(lambda: None),
+        Cache(),
+        Cache().clear,
+        Cache().clear_all,
+        functools.partial(tagged, "partial"),
+        functools.partial(tagged, "partial without", 0, 0),
+        defaults,
+        generation,
+        filled.clear,  # a builtin
+    )
+    removes = [gpureclaim.on_reclaim(function) for function in functions]
+    gpureclaim.reclaim(rung="purge")
+    for remove in removes:
+        remove()
+    both = {"decorated", "object", "method", "partial"}
+    assert {name for name, words in got.items() if len(words) == 2 and words[1] > 2**32} == both, got
+    assert got["decorated without"] == got["method without"] == got["all optional"] == (), got
+    assert got["defaults"] == (2, False) and "partial without" in got and not filled, got
 
 
 def main():
@@ -116,6 +174,7 @@ def main():
         except OSError:
             pass
     assert gpureclaim.status()["hard_limit_bytes"] == 200 * MIB
+    by_other_ways()
     gpureclaim.set_limit(None)
     assert gpureclaim.status()["hard_limit_bytes"] is None
     remove()

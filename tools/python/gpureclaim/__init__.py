@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
+import inspect
 import os
 from typing import Any, Callable
 
@@ -147,21 +148,23 @@ def _hook(function: Callable[[int, int], Any] | None) -> Any:
 
 
 def _adapted(function: Callable[..., Any] | None) -> Callable[[int, int], Any] | None:
-    """Lets a hook take (device, want_bytes) or nothing."""
+    """Lets a hook take (device, want_bytes) or, where it needs no argument, nothing."""
     if function is None:
         return None
-    code = getattr(function, "__code__", None)
-    bound = 1 if hasattr(function, "__self__") and code is not None else 0
-    if code is not None and code.co_argcount - bound >= 2:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
         return function
+    except ValueError:  # a builtin that does not tell
+        pass
     return lambda device, want_bytes: function()
 
 
 def on_reclaim(purge: Callable[..., Any] | None = None, drop: Callable[..., Any] | None = None,
                name: str | None = None, limit_ms: int = 0) -> Callable[[], None]:
-    """Has purge called when device memory is short, and drop when all else failed; either takes (device, want_bytes) or
-    nothing. They run on another thread, which an allocation waits for no longer than limit_ms (0: a second). Returns a
-    function that takes them off again."""
+    """Has purge called when device memory is short, and drop when all else failed; either gets (device, want_bytes) or,
+    where it needs no argument, nothing. They run on another thread, which an allocation waits for no longer than
+    limit_ms (0: a second). Returns a function that takes them off again."""
     return _offer(purge, drop, name, limit_ms, needs_lock=False)
 
 
