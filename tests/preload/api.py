@@ -2,12 +2,14 @@
 
 import ctypes
 import functools
+import gc
 import os
 import sys
 import tempfile
 import threading
 import time
 import types
+import weakref
 
 import gpureclaim
 
@@ -100,6 +102,45 @@ def by_other_ways():
     assert got["defaults"] == (2, False) and "partial without" in got and not filled, got
 
 
+def removed_meanwhile():
+    """What a hook that runs uses stays: after a second remove, and where the hook has removed itself."""
+    inside, may_end = threading.Event(), threading.Event()
+
+    def lasting():
+        inside.set()
+        may_end.wait()
+
+    remove = gpureclaim.on_reclaim(lasting, limit_ms=1)
+    entry = weakref.ref(gpureclaim._registered[max(gpureclaim._registered)])
+    gpureclaim.reclaim(rung="purge")
+    inside.wait()
+    # The first waits for the hook, and the second finds nothing.
+    removes = [threading.Thread(target=remove) for _ in range(2)]
+    for thread in removes:
+        thread.start()
+    while all(thread.is_alive() for thread in removes):
+        time.sleep(0.01)
+    gc.collect()
+    assert entry() is not None
+    may_end.set()
+    for thread in removes:
+        thread.join()
+
+    def thunks():  # what the library calls
+        gc.collect()
+        return sum(type(each).__name__ == "CThunkObject" for each in gc.get_objects())
+
+    def one_time():
+        remove_one()
+        counts.append(thunks())
+
+    counts = [thunks()]
+    remove_one = gpureclaim.on_reclaim(one_time, limit_ms=60000)
+    gpureclaim.reclaim(rung="purge")
+    counts.append(thunks())
+    assert counts == [counts[0], counts[0] + 1, counts[0]], counts
+
+
 def main():
     if not gpureclaim.available():
         sys.exit("the library is not preloaded")
@@ -175,6 +216,7 @@ def main():
             pass
     assert gpureclaim.status()["hard_limit_bytes"] == 200 * MIB
     by_other_ways()
+    removed_meanwhile()
     gpureclaim.set_limit(None)
     assert gpureclaim.status()["hard_limit_bytes"] is None
     remove()

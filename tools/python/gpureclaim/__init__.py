@@ -138,13 +138,15 @@ def _hook(function: Callable[[int, int], Any] | None) -> Any:
         return _HOOK()
 
     def call(_arg, device, want_bytes):
+        _ = hook  # refers to itself, so that one that takes itself off is freed only after it has returned
         try:
             function(device, want_bytes)
         except Exception:  # the library names the hook; the program must not hear of it
             return errno.EIO
         return 0
 
-    return _HOOK(call)
+    hook = _HOOK(call)
+    return hook
 
 
 def _adapted(function: Callable[..., Any] | None) -> Callable[[int, int], Any] | None:
@@ -185,10 +187,9 @@ def _offer(purge: Callable[..., Any] | None, drop: Callable[..., Any] | None, na
     _registered[number.value] = entry
 
     def remove() -> None:
-        if number.value in _registered:
-            rc = lib.gpureclaim_unregister(number.value)
-            if rc != -errno.EBUSY:  # else it runs on, and what it uses must stay
-                del _registered[number.value]
+        # Else it is off already, or runs on; what it uses must stay, and the next call must not take it for gone.
+        if lib.gpureclaim_unregister(number.value) == 0:
+            _registered.pop(number.value, None)
 
     return remove
 
