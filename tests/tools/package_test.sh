@@ -62,6 +62,8 @@ wheel)
         pip=("$tree/venv/bin/python3" -m pip -q --disable-pip-version-check)
         "${pip[@]}" install --no-index "$tree"/1/*manylinux_2_28*.whl || fail "pip install"
         works "$tree/venv/bin/gpureclaim" "$tree/venv/bin/python3"
+        commands=$(cd "$tree/venv/bin" && echo gpureclaim*)
+        [ "$commands" = gpureclaim ] || fail "commands that need libraries which a wheel cannot count on: $commands"
         "${pip[@]}" install --no-index --force-reinstall "$tree"/2/*.whl || fail "pip install, again"
         works "$tree/venv/bin/gpureclaim" "$tree/venv/bin/python3"
         "${pip[@]}" uninstall -y gpureclaim || fail "pip uninstall"
