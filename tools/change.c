@@ -39,14 +39,6 @@ static int not_there(const char *command, unsigned pid)
         return EXIT_FAILURE;
 }
 
-static const char *failure_text(int rc)
-{
-        if (rc == -ESRCH)
-                return "it ended";
-        return rc == -EALREADY ? "it has begun to obey, but does not answer (stopped or hung)"
-                               : "it does not answer (stopped or hung): nothing is changed";
-}
-
 static int change_one(const char *command, struct gpu *gpu, struct gr_member *member, const char *text)
 {
         bool limit = strcmp(command, "limit") == 0;
@@ -64,7 +56,7 @@ static int change_one(const char *command, struct gpu *gpu, struct gr_member *me
         request.new_limit = request.new_threshold = bytes;
         rc = gpu_request(gpu, member, &request, &given);
         if (rc) {
-                complain("%s: process %u: %s", command, member->identity.pid, failure_text(rc));
+                complain("%s: process %u: %s", command, member->identity.pid, gpu_request_failure(rc));
                 return EXIT_FAILURE;
         }
         gr_region_read(&gpu->region, member->slot, member);
@@ -148,7 +140,7 @@ static int reclaim_from(struct gpu *gpu, const struct gr_member *member, int run
         int rc = gpu_request(gpu, member, &request, &given);
 
         if (rc) {
-                complain("reclaim: process %u: %s", member->identity.pid, failure_text(rc));
+                complain("reclaim: process %u: %s", member->identity.pid, gpu_request_failure(rc));
                 return EXIT_FAILURE;
         }
         printf("%u %s: %s came back\n", member->identity.pid, member->name, gr_size_format(given, a, sizeof(a)));
@@ -301,7 +293,7 @@ int command_sleep(const struct arguments *arguments)
                                          "has no room (GPURECLAIM_SLEEP_HOST)",
                                          pid);
                         else
-                                complain("sleep: process %u: %s", pid, failure_text(rc));
+                                complain("sleep: process %u: %s", pid, gpu_request_failure(rc));
                         status = EXIT_FAILURE;
                 }
         if (status == EXIT_SUCCESS && found == 0)

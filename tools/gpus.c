@@ -415,6 +415,14 @@ int gpu_request(struct gpu *gpu, const struct gr_member *member, const struct gr
         return 0;
 }
 
+const char *gpu_request_failure(int rc)
+{
+        if (rc == -ESRCH)
+                return "it ended";
+        return rc == -EALREADY ? "it has begun to obey, but does not answer (stopped or hung)"
+                               : "it does not answer (stopped or hung): nothing is changed";
+}
+
 double member_idle_s(const struct gpu *gpu, const struct gr_member *member)
 {
         uint64_t now = gpu->region.ops->now_ns();

@@ -63,9 +63,13 @@ bool gpu_has_member(const struct gpu *gpu, uint32_t pid);
 
 /*
  * Asks a member for something and waits for it. 0, -ESRCH: it is gone; -ETIMEDOUT: it does not answer, and
- * the request is withdrawn; -EALREADY: it has begun to obey, and does not answer. */
+ * the request is withdrawn; -EALREADY: it has begun to obey, and does not answer.
+ */
 int gpu_request(struct gpu *gpu, const struct gr_member *member, const struct gr_request *request,
                 uint64_t *ret_given_bytes);
+
+/* What such an error means, to be put behind the process's name. */
+const char *gpu_request_failure(int rc);
 
 /*
  * Free memory of a GPU, from NVML, so that no context is made for it. name: the GPU's number in nvidia-smi, or its

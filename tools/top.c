@@ -185,7 +185,7 @@ static bool is_first_of_gpu(size_t i)
         return i == 0 || strcmp(view.gpus[i].uuid, view.gpus[i - 1].uuid) != 0;
 }
 
-/* 0, or why there is nothing to see: -errno of gpus_open. */
+/* 0, or -errno of gpus_open if the shared memory cannot be read. */
 static int look_at_gpus(void)
 {
         size_t other;
@@ -210,7 +210,7 @@ static int look_at_gpus(void)
                     strcmp(view.rows[i].gpu->uuid, view.selected_uuid) == 0)
                         view.selected = i;
         select_row(view.selected);
-        return rc;
+        return rc == -ENOENT ? 0 : rc; /* -ENOENT: there is none, as nothing runs */
 }
 
 /* A bar of '#' for live, '+' for cached and '.' for all other memory of the GPU, and a blank. "": no room for it. */
@@ -282,7 +282,7 @@ static int print_once(void)
         int rc = look_at_gpus();
         char text[TEXT_BYTES];
 
-        if (rc && rc != -ENOENT) {
+        if (rc) {
                 gpus_unread("top", strerror(-rc));
                 return EXIT_FAILURE;
         }
@@ -372,7 +372,7 @@ static void draw_screen(void)
         refresh();
 }
 
-/* Reads a line into ret_text, of which the terminal shows what is typed. False: nothing was, or ESC. */
+/* Reads a line into ret_text, of which the terminal shows what is typed. False: ESC or Ctrl-C. */
 static bool read_line(const char *question, char *ret_text, size_t room)
 {
         size_t length = 0;
@@ -386,7 +386,7 @@ static bool read_line(const char *question, char *ret_text, size_t room)
                 draw_line(LINES - 2, A_NORMAL, "%s %s", question, ret_text);
                 key = getch();
                 if (key == '\n' || key == '\r' || key == KEY_ENTER)
-                        return length > 0;
+                        return true;
                 if (key == ESCAPE || key == ERR)
                         return false;
                 if ((key == KEY_BACKSPACE || key == 127 || key == '\b') && length > 0)
@@ -396,7 +396,10 @@ static bool read_line(const char *question, char *ret_text, size_t room)
         }
 }
 
-/* Asks a question on the last line but one. Reads a line into ret_text; where that is NULL, a key, y for yes. */
+/*
+ * Asks a question on the last line but one. Reads a line into ret_text; where that is NULL, a key, y for yes. False:
+ * ESC, Ctrl-C or no.
+ */
 static bool prompt_user(const char *question, char *ret_text, size_t room)
 {
         bool yes;
@@ -430,7 +433,7 @@ static void act_on_key(int key)
         } else {
                 snprintf(question, sizeof(question),
                          "Hard limit of %u (such as 4GiB, 50%%, none):", row->member->identity.pid);
-                if (!prompt_user(question, text, sizeof(text))) {
+                if (!prompt_user(question, text, sizeof(text)) || !text[0]) {
                         snprintf(view.note, sizeof(view.note), "nothing changed");
                         return;
                 }
@@ -449,8 +452,7 @@ static void act_on_key(int key)
         }
         rc = gpu_request(row->gpu, row->member, &request, &given);
         if (rc)
-                snprintf(view.note, sizeof(view.note), "%u does not answer: nothing is changed",
-                         row->member->identity.pid);
+                snprintf(view.note, sizeof(view.note), "%u: %s", row->member->identity.pid, gpu_request_failure(rc));
         else
                 snprintf(view.note, sizeof(view.note), "%u: done, %s came back", row->member->identity.pid,
                          gr_size_format(given, a, sizeof(a)));
@@ -460,7 +462,7 @@ static void ask_filter(void)
 {
         char text[sizeof(view.filter)];
 
-        if (prompt_user("Only those with this in name, command or pid (nothing: all):", text, sizeof(text)) || !text[0])
+        if (prompt_user("Only those with this in name, command or pid (nothing: all):", text, sizeof(text)))
                 memcpy(view.filter, text, sizeof(text));
 }
 
@@ -469,6 +471,7 @@ int command_top(const struct arguments *arguments)
         const struct sigaction action = {.sa_handler = interrupt};
         const char *interval = flag_value(arguments, "interval");
         uint64_t interval_ns = REFRESH_MS * UINT64_C(1000000);
+        int rc = 0;
 
         if (interval &&
             (gr_duration_parse(interval, &interval_ns) != 0 || interval_ns < REFRESH_LEAST * UINT64_C(1000000) ||
@@ -508,7 +511,9 @@ int command_top(const struct arguments *arguments)
         }
         timeout(view.refresh_ms);
         for (int key = ERR; key != 'q' && !interrupted;) {
-                look_at_gpus();
+                rc = look_at_gpus();
+                if (rc)
+                        break;
                 draw_screen();
                 key = getch();
                 if (key == ERR && !isatty(STDIN_FILENO)) /* the terminal is gone: getch would no longer wait */
@@ -530,5 +535,7 @@ int command_top(const struct arguments *arguments)
         }
         endwin();
         close_gpus();
-        return EXIT_SUCCESS;
+        if (rc)
+                gpus_unread("top", strerror(-rc));
+        return rc ? EXIT_FAILURE : EXIT_SUCCESS;
 }

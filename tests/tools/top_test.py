@@ -187,7 +187,9 @@ def watch(scene):
           "only those that match")
     terminal.type("/x\x1b/no such\n")
     check(terminal.shows("No process matches", "/ filter .no such."), "none that matches")
-    terminal.type("/\n")
+    terminal.type("/\x1bs")
+    check(terminal.shows("No process matches", r"sort .cached.  / filter .no such."), "ESC leaves the filter")
+    terminal.type("sss/\n")
     check(terminal.shows(first + ".*300.000 MiB", second + ".*50.000 MiB +100.000 MiB"), "most reserved first")
     terminal.type("s")
     check(terminal.shows(second, first, "sort .cached."), "most cached first")
@@ -317,6 +319,31 @@ def once(scene):
     scene.check(status == 0 and "No process of yours" in said, f"once, of nobody: {said}")
 
 
+def unanswered(scene):
+    """What it says of an order that is not answered, and where it cannot read the shared memory."""
+    process = scene.start(GPURECLAIM_DECAY="0", GRSIM_LATENCY="cuMemUnmap=60000ms")
+    process.ask("alloc", 0, 100)
+    process.ask("free")
+    terminal = Terminal(scene.environment)
+    scene.check(terminal.shows(rf"\b{process.pid} .*100.000 MiB"), "a process with a cache")
+    os.kill(process.pid, signal.SIGSTOP)
+    terminal.type("ty")
+    scene.check(terminal.shows(rf"\n{process.pid}: it does not answer .stopped or hung.: nothing is changed"),
+                f"an order to one that is stopped:\n{terminal.screen.text()}")
+    os.kill(process.pid, signal.SIGCONT)
+    terminal.type("ty")
+    scene.check(terminal.shows(rf"\n{process.pid}: it has begun to obey, but does not answer"),
+                f"an order that takes long:\n{terminal.screen.text()}")
+    terminal.kill()
+    process.kill()
+    file = os.path.join(scene.folder, "file")
+    open(file, "wb").close()
+    terminal = Terminal({**scene.environment, "GPURECLAIM_REGION_DIR": file})
+    scene.check(terminal.ended() == 1 and terminal.shows(f"top: the shared memory in {file} cannot be read: Not a dir"),
+                f"no folder:\n{terminal.screen.text()}")
+    terminal.kill()
+
+
 def no_terminal(scene):
     done = subprocess.run([command, "top"], env=scene.environment, stdin=subprocess.DEVNULL, capture_output=True,
                           text=True)
@@ -326,6 +353,7 @@ def no_terminal(scene):
 with Scene(command, sim, shim) as scene:
     watch(scene)
     once(scene)
+    unanswered(scene)
     no_terminal(scene)
     crowded(scene)
     named(scene)
