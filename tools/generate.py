@@ -32,14 +32,18 @@ def read_commands(text):
         name, flag, value, help_text = cells[0], cells[1], *("" if cell == "NULL" else cell for cell in cells[2:])
         if help_text:
             commands[name].flags.append(Record(name="--" + flag, value=value, help=help_text, optional=False,
-                                               words=words_of(commands[name], value)))
+                                               words=words_of(commands[name], value, help_text)))
     for command in commands.values():
         command.flags.append(Record(name="--help", value="", help="print this text", optional=False, words=[]))
     return list(commands.values())
 
 
-def words_of(command, value):
-    """What a value may be, where the help of the command lists that below a sentence "VALUE is ...:"."""
+def words_of(command, value, help_text):
+    """What a value may be, where the flag's help begins with "WORD, WORD or WORD:", or the command's help lists that
+    below a sentence "VALUE is ...:"."""
+    begin = re.match(r"((?:\w+, )*\w+) or (\w+):", help_text) if value else None
+    if begin:
+        return begin[1].split(", ") + [begin[2]]
     listed = re.search(rf"\b{value} is .*:\n((?:  .*\n)+)", command.help) if value else None
     return re.findall(r"\w+", " ".join(re.findall(r"^  (\w.*?)  ", listed[1], re.M))) if listed else []
 
@@ -175,8 +179,8 @@ def library_page(version, intro, sections, readme):
 # Completion: the templates in tools/completion, with lines for each command and flag.
 
 def argument_of(command):
-    """What follows the flags, by the usage: PROGRAM, COMMAND, PID, FILE, or nothing that could be completed."""
-    return (re.findall(r"\b(PROGRAM|COMMAND|PID|FILE)\b", command.usage) or [""])[0]
+    """What follows the flags, by the usage: PROGRAM, COMMAND, PID, FILE, PID|FILE; "": none of these."""
+    return (re.findall(r"\b(PROGRAM|COMMAND|PID\|FILE|PID|FILE)\b", command.usage) or [""])[0]
 
 
 def letter_of(flag):
@@ -202,7 +206,7 @@ def bash_value_lines(command):
 def zsh_lines(command):
     after = {"PROGRAM": ["'(-)1:program:_command_names -e'", "'*::argument:_normal'"],
              "PID": ["'1:process:_gpureclaim_pids'"], "COMMAND": ["'1:command:_gpureclaim_commands'"],
-             "FILE": ["'*:file:_files'"], "": []}
+             "FILE": ["'*:file:_files'"], "PID|FILE": ["'*:process or file:_gpureclaim_pids_and_files'"], "": []}
     lines = []
     for flag in command.flags:
         text = re.sub(r"([\[\]\\])", r"\\\1", flag.help)
@@ -218,7 +222,8 @@ def zsh_lines(command):
 def fish_lines(command):
     start = f"complete -c gpureclaim -n '__gpureclaim_is {command.name}'"
     after = {"PROGRAM": ["-xa '(__fish_complete_subcommand --fcs-skip=2)'"], "PID": ["-xa '(__gpureclaim_pids)'"],
-             "COMMAND": ["-xa '(__gpureclaim_commands)'"], "FILE": ["-F"], "": []}
+             "COMMAND": ["-xa '(__gpureclaim_commands)'"], "FILE": ["-F"],
+             "PID|FILE": ["-F", "-a '(__gpureclaim_pids)'"], "": []}
     lines = [f"{start} {text}" for text in after[argument_of(command)]]
     for flag in command.flags:
         value = f" -xa {quoted(' '.join(flag.words))}" if flag.words else \

@@ -164,8 +164,16 @@ is "a program after --" "$(completes gpureclaim run -- xyzzy-t)" "xyzzy-tool "
 is "a program's own words" "$(completes gpureclaim wait --free = 1GiB ls --json "$tree/a f")" "$tree/a file "
 is "a file" "$(completes gpureclaim report --json "$tree/a f")" "$tree/a file "
 is "a rung" "$(completes gpureclaim reclaim --rung dr)" "driver drop "
+is "formats" "$(completes gpureclaim report --format '')" "csv html json perfetto pytorch summary "
+for word in $(completes gpureclaim report --format ''); do
+        out=$(gpureclaim report --format "$word" "$tree/no file" 2>&1)
+        [[ $out == *"/no file"* ]] || fail "report does not know the format $word: $out"
+done
+is "how much is recorded" "$(completes gpureclaim record --backtrace '')" "full sample "
 is "a process" "$(completes gpureclaim limit '')" "$pid "
 is "a process after a flag" "$(completes gpureclaim reclaim --rung sync '')" "$pid "
+is "a process that is looked at" "$(completes gpureclaim leaks "$pid")" "$pid "
+is "a file that is looked at" "$(completes gpureclaim leaks "$tree/a f")" "$tree/a file "
 is "a command to explain" "$(completes gpureclaim help thr)" "threshold "
 is "no such command" "$(completes gpureclaim xyzzy '')" " "
 
@@ -173,6 +181,9 @@ if here zsh; then
         zsh -n share/zsh/site-functions/_gpureclaim || fail "completion for zsh: the syntax"
         grep -qxF '    threshold)' share/zsh/site-functions/_gpureclaim || fail "completion for zsh: no threshold"
         grep -qF "'--no-stats[" share/zsh/site-functions/_gpureclaim || fail "completion for zsh: no --no-stats"
+        grep -qF "pids:process:_gpureclaim_pids files:file:_files" share/zsh/site-functions/_gpureclaim ||
+                fail "completion for zsh: leaks takes no file"
+        grep -qF ":value:(sample full)" share/zsh/site-functions/_gpureclaim || fail "completion for zsh: no words"
 fi
 # offers LINE WORD...: what fish offers for the end of the line.
 offers() {
@@ -186,6 +197,9 @@ if here fish; then
         offers "gpureclaim run --no-stats" --no-stats
         offers "gpureclaim run --pool sp" split
         offers "gpureclaim threshold " "$pid"
+        offers "gpureclaim leaks $pid" "$pid"
+        offers "gpureclaim leaks $tree/a" "$tree/a file"
+        offers "gpureclaim record --backtrace " full sample
         offers "gpureclaim help thr" threshold
 fi
 kill "$pid"
