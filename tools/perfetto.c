@@ -77,6 +77,8 @@ static void reserved_changed(struct writer *writer, const struct gr_trace_event 
 {
         char name[32];
 
+        if (event->device >= GR_TRACE_DEVICES) /* of the host: the kinds of memory tell it as well */
+                return;
         snprintf(name, sizeof(name), "reserved, GPU %u", event->device);
         write_counter(writer, name, event->time_ns, event->bytes);
 }

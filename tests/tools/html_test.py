@@ -342,7 +342,7 @@ def test_perfetto(folder):
     path = os.path.join(folder, "perfetto.trace")
     write_trace(path, [(1000, RESERVED, 0, 0, 0, 6 * MIB), (1001, MISS, 0, 0, 0x1000, 4 * MIB),
                        (2001, HIT, 1, 0, 0x2000, MIB), (3000, KIND, 0, DRIVER, 0, 7 * MIB),
-                       (3001, KIND, NOWHERE, 0, 0, 9),
+                       (3001, KIND, NOWHERE, 0, 0, 9), (3001, RESERVED, NOWHERE, 0, 0, 9),
                        (5000, RUNG, 0, TRIM, 1500, 3 * MIB), (6000, RUNG, 0, SYNC, 1000, 0),
                        (6100, REFUSED, 0, 0, 0, GIB), (6200, LIMIT, 0, 0, 0, GIB), (6300, LIMIT, 0, 1, 0, GIB),
                        (7000, CAPTURE_BEGIN, NOWHERE, 0, 1, 0), (7500, CAPTURE_BEGIN, NOWHERE, 0, 2, 0),
