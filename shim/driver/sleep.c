@@ -3,9 +3,6 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "account/budget.h"
 #include "base/arith.h"
@@ -13,6 +10,7 @@
 #include "base/no_cancel.h"
 #include "driver/deep_sleep.h"
 #include "driver/mapped_memory.h"
+#include "driver/movers.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "fence/fence.h"
@@ -21,19 +19,14 @@
 #include "reclaim/rung.h"
 #include "system/environment.h"
 #include "system/host_memory.h"
-#include "system/mapped_file.h"
 #include "system/run_command.h"
-#include "system/workers.h"
 
-#define MOVERS_MAX    14 /* threads that copy; that many nearly fill the link (docs/measurements.md, sleep-copies) */
-#define BUFFER_BYTES  ((size_t)8 << 20)    /* of pinned memory; each mover has two, one of which is in flight */
 #define IDLE_NS       UINT64_C(80000000)   /* longest wait for the GPU while the gate is open */
 #define SHUT_NS       UINT64_C(10000000)   /* longest wait for it while the gate is shut */
 #define SHUT_LOOKS    10000                /* how often to look whether a call is inside */
 #define TURN_END_NS   UINT64_C(1000000000) /* longest wait for calls and the GPU at the end of a turn */
 #define PAUSE_NS      UINT64_C(2000000)    /* between the first two tries to have it; it doubles up to the most */
 #define PAUSE_MOST_NS UINT64_C(50000000)
-#define MOVERS_NS     UINT64_C(100000)    /* between two looks whether the movers are done */
 #define PASS          (UINT64_C(1) << 32) /* what a call that passes the gate adds; below it those inside are counted */
 
 GR_HOT_DATA _Atomic bool gr_sleep_on;
@@ -44,62 +37,31 @@ static _Atomic bool deep;             /* the driver has a checkpoint of the proc
 static struct gr_sharded beside;      /* calls inside that only a deep sleep keeps out */
 static struct gr_sharded calls;       /* how many have passed it, in PASS each, and how many of them are inside */
 static struct gr_sleep_config config; /* constant once set up */
-static unsigned most_movers;          /* constant once set up, though processors come and go: the pinned memory stays */
 static _Atomic bool yielding;         /* the turn is over, so a sleep that has begun goes on though calls wait for it */
 static _Thread_local unsigned inside; /* how many calls of this thread count as inside */
 static _Thread_local bool working; /* this thread puts the process to sleep or wakes it: it does not wait for itself */
-
-/* Held while the process goes to sleep, and while it wakes. */
-static struct gr_lock sleep_lock = GR_LOCK_INIT(GR_RANK_SLEEP);
-/* The pinned memory of the movers. It goes with the context that it was allocated in. */
-static struct {
-        struct gr_context *context; /* NULL: there is none yet */
-        uint32_t number;            /* of the context, as its structure may have another owner by now */
-        char *buffers[MOVERS_MAX];
-        unsigned count;
-} ring GR_GUARDED_BY(sleep_lock);
 
 /* What the last look at the gate found. */
 static struct {
         uint64_t passes;   /* calls that had passed it */
         uint64_t since_ns; /* since when the process has been idle; 0: it is not */
         uint64_t vain;     /* a bit for each device of which all that can has left since then */
-} rest GR_GUARDED_BY(sleep_lock);
+} rest GR_GUARDED_BY(gr_sleep_lock);
 
 static _Atomic uint64_t turn_since_ns; /* when it began */
 /* After memory of the device has left, when the next one may begin, and when also if others still wait. */
-static uint64_t turn_back_ns GR_GUARDED_BY(sleep_lock), turn_latest_ns GR_GUARDED_BY(sleep_lock);
+static uint64_t turn_back_ns GR_GUARDED_BY(gr_sleep_lock), turn_latest_ns GR_GUARDED_BY(gr_sleep_lock);
 
-/* Memory that moves, shared by the movers. */
-struct job {
-        struct gr_context *context;
-        struct gr_memory **memories;
-        size_t count;
-        bool out;
-        _Atomic uint64_t host_bytes; /* room for what goes out; what finds none goes into files */
-        CUstream stream;
-        char *const *buffers;  /* of each mover */
-        unsigned buffer_count; /* movers after these copy without */
-        _Atomic size_t next;
-        _Atomic unsigned movers, running;
-        _Atomic uint64_t moved_bytes;
-        _Atomic int result; /* the first error */
-};
-
-/* One mover's. */
-struct mover {
-        struct job *job;
-        char *buffers[2]; /* NULL: none */
-        CUevent events[2];
-        bool pending[2];
-};
+/* Whether a sleep that has begun should stop: a call waits at the gate, or the process ends. */
+static bool is_wanted(void)
+{
+        return (atomic_load(&waiting) > 0 && !atomic_load(&yielding)) || atomic_load(&ending);
+}
 
 void gr_sleep_init(const struct gr_sleep_config *how)
 {
-        long processors = sysconf(_SC_NPROCESSORS_ONLN);
-
-        most_movers = processors < 1 ? 1 : processors > MOVERS_MAX ? MOVERS_MAX : (unsigned)processors;
         config = *how;
+        gr_movers_init(config.folder, is_wanted);
         gr_run_command_find();
         gr_sleep_begin_turn();
         atomic_store(&gr_sleep_on, true);
@@ -115,281 +77,14 @@ void gr_sleep_end(void)
         atomic_store(&ending, true);
         /* The driver must not end in the middle of a checkpoint. */
         if (atomic_load(&deep) && !working) {
-                gr_lock(&sleep_lock);
-                gr_unlock(&sleep_lock);
+                gr_lock(&gr_sleep_lock);
+                gr_unlock(&gr_sleep_lock);
         }
 }
 
 bool gr_sleep_is_asleep(void)
 {
         return atomic_load(&shut);
-}
-
-/* Whether a sleep that has begun should stop: a call waits at the gate, or the process ends. */
-static bool is_wanted(void)
-{
-        return (atomic_load(&waiting) > 0 && !atomic_load(&yielding)) || atomic_load(&ending);
-}
-
-/* Waits until the copy from or to the buffer is done. */
-static CUresult await_buffer(struct mover *mover, int buffer)
-{
-        CUresult result = mover->pending[buffer] ? gr_real.cuEventSynchronize(mover->events[buffer]) : CUDA_SUCCESS;
-
-        mover->pending[buffer] = false;
-        return result;
-}
-
-/* Copies a chunk to host memory or back, through the buffer. in_file: host is a file's memory. */
-static CUresult copy_chunk(struct mover *mover, int buffer, CUdeviceptr ptr, char *host, size_t bytes, bool in_file)
-{
-        CUstream stream = mover->job->stream;
-        char *between = mover->buffers[buffer];
-        CUresult result = await_buffer(mover, buffer);
-
-        gr_operations_callbacks->going_on(); /* or the process that asked for it takes this one for hung */
-        if (result == CUDA_SUCCESS && mover->job->out && !in_file && !gr_host_may_take(bytes))
-                result = CUDA_ERROR_OUT_OF_MEMORY;
-        if (result != CUDA_SUCCESS)
-                return result;
-        if (!between) {
-                result = mover->job->out ? gr_real.cuMemcpyDtoHAsync_v2(host, ptr, bytes, stream)
-                                         : gr_real.cuMemcpyHtoDAsync_v2(ptr, host, bytes, stream);
-                return result == CUDA_SUCCESS ? gr_real.cuStreamSynchronize(stream) : result;
-        }
-        if (!mover->job->out)
-                memcpy(between, host, bytes);
-        result = mover->job->out ? gr_real.cuMemcpyDtoHAsync_v2(between, ptr, bytes, stream)
-                                 : gr_real.cuMemcpyHtoDAsync_v2(ptr, between, bytes, stream);
-        if (result == CUDA_SUCCESS)
-                result = gr_real.cuEventRecord(mover->events[buffer], stream);
-        mover->pending[buffer] = result == CUDA_SUCCESS;
-        return result;
-}
-
-/* Takes from the buffer what has come from the device. */
-static CUresult fetch_buffer(struct mover *mover, int buffer, char *host, size_t bytes)
-{
-        CUresult result = await_buffer(mover, buffer);
-
-        if (result == CUDA_SUCCESS && mover->buffers[buffer])
-                memcpy(host, mover->buffers[buffer], bytes);
-        return result;
-}
-
-/* While one buffer is on its way the processor works on the other. CUDA_ERROR_NOT_READY: the sleep has to stop. */
-static CUresult copy_memory(struct mover *mover, const struct gr_memory *memory, char *host, bool in_file)
-{
-        bool out = mover->job->out;
-        CUresult result = CUDA_SUCCESS, end;
-        size_t at, last = 0;
-        int buffer = 0;
-
-        for (at = 0; at < memory->bytes && result == CUDA_SUCCESS; at += BUFFER_BYTES, buffer ^= 1) {
-                result = out && is_wanted() ? CUDA_ERROR_NOT_READY
-                                            : copy_chunk(mover, buffer, memory->ptr + at, host + at,
-                                                         gr_min(BUFFER_BYTES, memory->bytes - at), in_file);
-                if (result == CUDA_SUCCESS && out && at > 0)
-                        result = fetch_buffer(mover, buffer ^ 1, host + last, BUFFER_BYTES);
-                last = at;
-        }
-        if (result == CUDA_SUCCESS && out)
-                result = fetch_buffer(mover, buffer ^ 1, host + last, memory->bytes - last);
-        for (buffer = 0; buffer < 2; buffer++) { /* also after an error: the buffers and events serve again */
-                end = await_buffer(mover, buffer);
-                result = result == CUDA_SUCCESS ? end : result;
-        }
-        return result;
-}
-
-/* Host memory for a copy that goes out. NULL: there is none. */
-static char *take_host(size_t bytes)
-{
-        char *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-        if (host == MAP_FAILED)
-                return NULL;
-        madvise(host, bytes, MADV_HUGEPAGE);
-        madvise(host, bytes, MADV_DONTFORK); /* a child has no use for it */
-        return host;
-}
-
-/* Takes from the room for what goes out. */
-static bool has_room(_Atomic uint64_t *room, uint64_t bytes)
-{
-        uint64_t left = atomic_load(room);
-
-        while (left >= bytes)
-                if (atomic_compare_exchange_weak(room, &left, left - bytes))
-                        return true;
-        return false;
-}
-
-/* What has room neither in host memory nor in a file stays, and is no error. */
-static CUresult move_out(struct mover *mover, struct gr_memory *memory)
-{
-        bool in_file = !has_room(&mover->job->host_bytes, memory->bytes);
-        char *host = in_file ? gr_mapped_file_memory(config.folder, memory->bytes) : take_host(memory->bytes);
-        CUresult result;
-
-        if (!host && in_file)
-                gr_log(GR_LOG_INFO, "GPURECLAIM_SLEEP_DIR: %s: %s; %zu MiB stay on the device", config.folder->text,
-                       strerror(errno), memory->bytes >> 20);
-        if (!host)
-                return in_file ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-        result = copy_memory(mover, memory, host, in_file);
-        if (result == CUDA_SUCCESS)
-                result = gr_mapped_leave(memory, host, in_file);
-        if (result == CUDA_SUCCESS)
-                atomic_fetch_add(&mover->job->moved_bytes, memory->bytes);
-        else
-                munmap(host, memory->bytes);
-        return result;
-}
-
-static CUresult move_in(struct mover *mover, struct gr_memory *memory)
-{
-        CUresult result = gr_mapped_map_again(memory);
-
-        if (result != CUDA_SUCCESS)
-                return result;
-        result = copy_memory(mover, memory, memory->host, memory->in_file);
-        if (result == CUDA_SUCCESS) {
-                atomic_fetch_add(&mover->job->moved_bytes, memory->bytes);
-                gr_mapped_arrived(memory);
-        } else {
-                gr_mapped_give_up(memory, true);
-        }
-        return result;
-}
-
-/* Moves one memory after the other until all are moved or one fails. */
-static void move_one_by_one(struct job *job)
-{
-        struct mover mover = {.job = job};
-        unsigned index = atomic_fetch_add(&job->movers, 1);
-        CUresult result = gr_real.cuCtxPushCurrent_v2(job->context->handle);
-        CUcontext context;
-
-        if (result == CUDA_SUCCESS) {
-                for (int i = 0; i < 2; i++) {
-                        result = gr_real.cuEventCreate(&mover.events[i],
-                                                       CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
-                        if (result != CUDA_SUCCESS)
-                                mover.events[i] = NULL;
-                        else if (index < job->buffer_count)
-                                mover.buffers[i] = job->buffers[index] + (size_t)i * BUFFER_BYTES;
-                }
-                result = CUDA_SUCCESS; /* without an event the buffer is not used */
-                while (result == CUDA_SUCCESS && atomic_load(&job->result) == CUDA_SUCCESS) {
-                        size_t next = atomic_fetch_add(&job->next, 1);
-
-                        if (next >= job->count)
-                                break;
-                        result =
-                                job->out ? move_out(&mover, job->memories[next]) : move_in(&mover, job->memories[next]);
-                }
-                for (int i = 0; i < 2; i++)
-                        if (mover.events[i])
-                                gr_real.cuEventDestroy_v2(mover.events[i]);
-                gr_real.cuCtxPopCurrent_v2(&context);
-        }
-        if (result != CUDA_SUCCESS)
-                atomic_compare_exchange_strong(&job->result, &(int){CUDA_SUCCESS}, (int)result);
-}
-
-static void *mover_main(void *arg)
-{
-        struct job *job = arg;
-
-        gr_operations_relax_captures();
-        move_one_by_one(job);
-        atomic_fetch_sub(&job->running, 1);
-        return NULL;
-}
-
-/* Moves what the job has, by as many threads as there are buffers for. */
-static void move_all(struct job *job)
-{
-        for (unsigned i = 1; i < job->buffer_count && i < job->count; i++) {
-                atomic_fetch_add(&job->running, 1);
-                if (!gr_workers_start_thread(mover_main, job)) {
-                        atomic_fetch_sub(&job->running, 1);
-                        break;
-                }
-        }
-        move_one_by_one(job);
-        while (atomic_load(&job->running) > 0) {
-                gr_operations_callbacks->going_on();
-                gr_driver.sleep_ns(MOVERS_NS);
-        }
-}
-
-/* Moves all with the pinned memory, in a visit of its context, which cannot end meanwhile. */
-GR_NOT_CHECKED static bool move_with_ring(struct gr_context *context, void *arg)
-{
-        struct job *job = arg;
-
-        gr_assert_locked(&sleep_lock);
-        if (context != ring.context || atomic_load(&context->number) != ring.number)
-                return true;
-        job->buffers = ring.buffers;
-        job->buffer_count = ring.count;
-        move_all(job);
-        return false;
-}
-
-/*
- * Takes pinned memory in the context, for good, as pinning takes long: for one mover after the other, so that whoever
- * asked for the sleep sees that it goes on. There may be less than for all, or none.
- */
-GR_HELD(sleep_lock) static void make_ring(struct gr_context *context)
-{
-        void *buffers;
-
-        gr_assert_locked(&sleep_lock);
-        ring.context = context;
-        ring.number = atomic_load(&context->number);
-        for (ring.count = 0; ring.count < most_movers && gr_real.cuMemHostAlloc; ring.count++) {
-                if (gr_real.cuMemHostAlloc(&buffers, 2 * BUFFER_BYTES, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
-                        break;
-                ring.buffers[ring.count] = buffers;
-                gr_operations_callbacks->going_on();
-        }
-        if (ring.count == 0)
-                ring.context = NULL;
-}
-
-/* Moves count memories, all of them in begin_move. Returns the bytes that were moved; *ret_result: the first error. */
-GR_HELD(sleep_lock)
-static uint64_t move_memories(struct gr_context *context, bool out, struct gr_memory **memories, size_t count,
-                              uint64_t host_bytes, CUresult *ret_result)
-{
-        struct job job = {
-                .context = context, .out = out, .memories = memories, .count = count, .host_bytes = host_bytes};
-        CUcontext popped;
-
-        gr_assert_locked(&sleep_lock);
-        *ret_result = CUDA_SUCCESS;
-        if (count == 0)
-                return 0;
-        *ret_result = gr_real.cuCtxPushCurrent_v2(context->handle);
-        if (*ret_result != CUDA_SUCCESS)
-                return 0;
-        job.stream = gr_operations_stream(context->handle);
-        if (job.stream)
-                gr_context_each(&gr_core, -1, move_with_ring, &job);
-        else
-                atomic_store(&job.result, CUDA_ERROR_INVALID_CONTEXT);
-        if (job.stream && !job.buffers) { /* there is none yet, or its context ends */
-                make_ring(context);
-                job.buffers = ring.buffers;
-                job.buffer_count = ring.count;
-                move_all(&job);
-        }
-        gr_real.cuCtxPopCurrent_v2(&popped);
-        *ret_result = (CUresult)atomic_load(&job.result);
-        return atomic_load(&job.moved_bytes);
 }
 
 /* What is to be moved on a device. */
@@ -429,15 +124,14 @@ static void end_moves(struct gr_memory **memories, size_t count)
         free(memories);
 }
 
-/* How much more host memory may be taken, but for what make_ring will take. */
-GR_HELD(sleep_lock) static uint64_t room_on_host(void)
+/* How much more host memory may be taken, but for what the movers will. */
+GR_HELD(gr_sleep_lock) static uint64_t room_on_host(void)
 {
-        bool has_ring = ring.context && atomic_load(&ring.context->number) == ring.number;
-        uint64_t ring_bytes = has_ring ? 0 : most_movers * 2 * BUFFER_BYTES;
         uint64_t asleep = gr_mapped_host_bytes(), left = gr_host_begin_taking();
 
-        gr_assert_locked(&sleep_lock);
-        return gr_min(config.host_bytes > asleep ? config.host_bytes - asleep : 0, left - gr_min(left, ring_bytes));
+        gr_assert_locked(&gr_sleep_lock);
+        return gr_min(config.host_bytes > asleep ? config.host_bytes - asleep : 0,
+                      left - gr_min(left, gr_movers_pinned_bytes()));
 }
 
 GR_NOT_CHECKED static bool move_memory_out(struct gr_context *context, void *arg)
@@ -447,11 +141,11 @@ GR_NOT_CHECKED static bool move_memory_out(struct gr_context *context, void *arg
         uint64_t room_bytes;
         size_t count;
 
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         gr_rung_run(context, GR_RUNG_TRIM, UINT64_MAX);
         room_bytes = room_on_host();
         memories = begin_moves(context->ordinal, false, config.folder ? UINT64_MAX : room_bytes, &count);
-        outcome->moved_bytes = move_memories(context, true, memories, count, room_bytes, &outcome->result);
+        outcome->moved_bytes = gr_movers_move(context, true, memories, count, room_bytes, &outcome->result);
         end_moves(memories, count);
         return false;
 }
@@ -493,7 +187,7 @@ GR_NOT_CHECKED static bool bring_memory_back(struct gr_context *context, void *a
         struct outcome *outcome = arg;
         int64_t waits_for = 0;
 
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         outcome->visited = true;
         for (int tries = 0;; tries++) {
                 size_t count;
@@ -501,7 +195,7 @@ GR_NOT_CHECKED static bool bring_memory_back(struct gr_context *context, void *a
 
                 outcome->result = memories ? create_memories(memories, count) : CUDA_ERROR_OUT_OF_MEMORY;
                 if (outcome->result == CUDA_SUCCESS) {
-                        outcome->moved_bytes += move_memories(context, false, memories, count, 0, &outcome->result);
+                        outcome->moved_bytes += gr_movers_move(context, false, memories, count, 0, &outcome->result);
                         for (size_t i = 0; i < count; i++)
                                 if (memories[i]->host && memories[i]->handle)
                                         gr_mapped_give_up(memories[i], false);
@@ -534,11 +228,11 @@ GR_NOT_CHECKED static bool bring_memory_back(struct gr_context *context, void *a
  * until they have ended, with their memory, or turn out to stay. *ret_missing: neither came in time, and their memory
  * is still asleep.
  */
-GR_HELD(sleep_lock) static CUresult bring_back(uint64_t until_ns, bool *ret_missing)
+GR_HELD(gr_sleep_lock) static CUresult bring_back(uint64_t until_ns, bool *ret_missing)
 {
         uint64_t begin_ns = gr_driver.now_ns(), bytes = 0, device_ns;
 
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 struct outcome outcome = {.until_ns = until_ns};
 
@@ -578,11 +272,11 @@ static unsigned let_first(enum gr_let_first what)
 }
 
 /* After its turn the process leaves the GPU to others for as long, and until all that waited for it have had theirs. */
-GR_HELD(sleep_lock) static void await_turn(void)
+GR_HELD(gr_sleep_lock) static void await_turn(void)
 {
         uint64_t now_ns;
 
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         while (((now_ns = gr_driver.now_ns()) < turn_back_ns ||
                 (now_ns < turn_latest_ns && let_first(GR_LET_FIRST_LOOK))) &&
                !atomic_load(&ending))
@@ -600,12 +294,12 @@ static bool has_asleep(void)
 }
 
 /* Ends a deep sleep. What is in host memory stays there. */
-GR_HELD(sleep_lock) static CUresult end_deep(uint64_t until_ns)
+GR_HELD(gr_sleep_lock) static CUresult end_deep(uint64_t until_ns)
 {
         uint64_t begin_ns = gr_driver.now_ns();
         CUresult result;
 
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         if (!atomic_load(&deep))
                 return CUDA_SUCCESS;
         result = gr_deep_end(until_ns, &ending);
@@ -634,7 +328,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
         GR_NO_CANCEL;
 
         atomic_fetch_add(&waiting, 1);
-        gr_lock(&sleep_lock);
+        gr_lock(&gr_sleep_lock);
         atomic_store(&waking, true);
         atomic_fetch_sub(&waiting, 1);
         working = true;
@@ -660,7 +354,7 @@ static void wait_at_gate(struct gr_pass *pass, _Atomic uint64_t *part)
         }
         working = false;
         atomic_store(&waking, false);
-        gr_unlock(&sleep_lock);
+        gr_unlock(&gr_sleep_lock);
 }
 
 struct gr_pass gr_sleep_enter(void)
@@ -819,12 +513,12 @@ static bool may_sleep_at_once(void)
 }
 
 /* Looks at the gate. Whether no call has passed it since the last look, or is inside. */
-GR_HELD(sleep_lock) static bool is_quiet(void)
+GR_HELD(gr_sleep_lock) static bool is_quiet(void)
 {
         uint64_t passes;
         bool quiet = nobody_inside(&passes) && passes == rest.passes;
 
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         if (!quiet) {
                 rest.passes = passes;
                 rest.since_ns = rest.vain = 0;
@@ -833,9 +527,9 @@ GR_HELD(sleep_lock) static bool is_quiet(void)
 }
 
 /* Since when the process has been idle; 0: it is not, or all that can leave the device has left. */
-GR_HELD(sleep_lock) static uint64_t idle_since(int device)
+GR_HELD(gr_sleep_lock) static uint64_t idle_since(int device)
 {
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         if (!is_quiet())
                 return 0;
         if (!rest.since_ns && is_idle(0))
@@ -844,9 +538,9 @@ GR_HELD(sleep_lock) static uint64_t idle_since(int device)
 }
 
 /* From when on the process may be put to sleep while it works. */
-GR_HELD(sleep_lock) static uint64_t turn_end_ns(void)
+GR_HELD(gr_sleep_lock) static uint64_t turn_end_ns(void)
 {
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         return config.turn_ns && !atomic_load(&shut) ? atomic_load(&turn_since_ns) + config.turn_ns : UINT64_MAX;
 }
 
@@ -857,27 +551,27 @@ uint64_t gr_sleep_offer(int device)
         assert(device >= 0 && device < GR_DEVICES_MAX);
         if (!may_sleep())
                 return 0;
-        if (!gr_trylock(&sleep_lock))
+        if (!gr_trylock(&gr_sleep_lock))
                 return atomic_load(&waking) ? 0 : GR_SLEEP_UNKNOWN;
         since_ns = atomic_load(&deep) ? 0 : idle_since(device);
         from_ns = gr_min(since_ns ? since_ns + GR_SLEEP_IDLE_NS : UINT64_MAX, turn_end_ns());
-        gr_unlock(&sleep_lock);
+        gr_unlock(&gr_sleep_lock);
         return from_ns == UINT64_MAX ? 0 : from_ns;
 }
 
 /* Whether the device's memory may leave after so long. */
-GR_HELD(sleep_lock) static bool is_time(int device, uint64_t idle_ns)
+GR_HELD(gr_sleep_lock) static bool is_time(int device, uint64_t idle_ns)
 {
         uint64_t since_ns = idle_ns ? idle_since(device) : 0;
 
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         return !idle_ns || (since_ns && gr_driver.now_ns() - since_ns >= idle_ns);
 }
 
 /* Shuts the gate for a process that is idle. */
-GR_HELD(sleep_lock) static bool shut_idle(uint64_t idle_ns)
+GR_HELD(gr_sleep_lock) static bool shut_idle(uint64_t idle_ns)
 {
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         return shut_gate() && (is_quiet() || !idle_ns) && is_idle(SHUT_NS);
 }
 
@@ -907,12 +601,12 @@ static bool may_leave(int device)
 }
 
 /* Memory of the device has left: so does that of other devices for which others wait, as they come first. */
-GR_HELD(sleep_lock) static void end_turn(int device)
+GR_HELD(gr_sleep_lock) static void end_turn(int device)
 {
         unsigned ahead = let_first(GR_LET_FIRST_BEGIN);
         struct outcome outcome = {0};
 
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         for (int i = 0; i < GR_DEVICES_MAX && gr_core.let_first; i++)
                 if (i != device && gr_core.let_first(&gr_core.devices[i], GR_LET_FIRST_LOOK)) {
                         gr_context_each(&gr_core, i, move_memory_out, &outcome);
@@ -923,12 +617,12 @@ GR_HELD(sleep_lock) static void end_turn(int device)
 }
 
 /* Puts the memory to sleep if the process has been idle for so long; with yields, also if its turn is over. */
-GR_HELD(sleep_lock) static uint64_t leave(int device, uint64_t idle_ns, bool yields)
+GR_HELD(gr_sleep_lock) static uint64_t leave(int device, uint64_t idle_ns, bool yields)
 {
         struct outcome outcome = {0};
         bool was_shut = atomic_load(&shut), idle = is_time(device, idle_ns);
 
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         yields &= !idle && gr_driver.now_ns() >= turn_end_ns() && may_leave(device);
         if (!idle && !yields)
                 return 0;
@@ -949,10 +643,10 @@ GR_HELD(sleep_lock) static uint64_t leave(int device, uint64_t idle_ns, bool yie
         return outcome.moved_bytes;
 }
 
-/* Locks sleep_lock while memory of another device leaves. False: a call has come to the gate. */
+/* Locks gr_sleep_lock while memory of another device leaves. False: a call has come to the gate. */
 GR_NOT_CHECKED static bool lock_to_sleep(void)
 {
-        while (!gr_trylock(&sleep_lock)) {
+        while (!gr_trylock(&gr_sleep_lock)) {
                 if (atomic_load(&waking) || is_wanted())
                         return false;
                 gr_operations_callbacks->going_on();
@@ -970,7 +664,7 @@ GR_NOT_CHECKED static uint64_t begin_sleep(int device, uint64_t idle_ns, bool yi
         working = true;
         bytes = atomic_load(&deep) ? 0 : leave(device, idle_ns, yields);
         working = false;
-        gr_unlock(&sleep_lock);
+        gr_unlock(&gr_sleep_lock);
         if (bytes > 0) {
                 took_ns = gr_driver.now_ns() - begin_ns;
                 atomic_store(&gr_core.devices[device].last_sleep_ns, took_ns);
@@ -991,11 +685,11 @@ uint64_t gr_sleep_yield(int device)
 }
 
 /* The gate is shut, and what can leave has left: has the driver take the rest away. 0, or why it did not. */
-GR_HELD(sleep_lock) static uint64_t go_deep(void)
+GR_HELD(gr_sleep_lock) static uint64_t go_deep(void)
 {
         uint64_t reason = GR_DEEP_IS_BUSY, sum = 1;
 
-        gr_assert_locked(&sleep_lock);
+        gr_assert_locked(&gr_sleep_lock);
         atomic_store(&deep, true);
         for (unsigned n = 1; n <= SHUT_LOOKS && sum > 0 && !is_wanted(); n++) {
                 sum = 0;
@@ -1038,7 +732,7 @@ GR_NOT_CHECKED uint64_t gr_sleep_deeply(void)
                 if (!reason && atomic_load(&gr_core.devices[i].deep_bytes) > 0)
                         atomic_store(&gr_core.devices[i].last_sleep_ns, took_ns);
         working = false;
-        gr_unlock(&sleep_lock);
+        gr_unlock(&gr_sleep_lock);
         if (reason)
                 gr_log(GR_LOG_DEBUG, "no deep sleep (%" PRIu64 ")", reason);
         else
