@@ -190,7 +190,10 @@ void free_blocks(void)
                 GR_MUST(cuMemFree(blocks[i]));
 }
 
-/* Whether the command says this of the last sleep, or wake, in all its forms: how long it took, or nothing at all. */
+/*
+ * Whether the command says this of the last sleep, or wake, in all its forms: how long it took, or nothing at all. With
+ * NVML it does not ask the process, which publishes a wake a moment later.
+ */
 static void told(const char *what, bool known)
 {
         const char *const words[] = {"status;:", "status --json;:", "metrics;:"};
@@ -200,8 +203,13 @@ static void told(const char *what, bool known)
         snprintf(texts[1], sizeof(texts[1]), "\"last_%s_ns\": null", what);
         snprintf(texts[2], sizeof(texts[2]), "gpureclaim_process_last_%s_seconds{", what);
         for (volatile int i = 0; i < 3; i++) {
-                command(words[i], said, sizeof(said));
-                gt_check((strstr(said, texts[i]) != NULL) == (i == 1 ? !known : known), words[i], "the last %s", what);
+                for (int tries = 0; tries < 200; tries++) {
+                        command(words[i], said, sizeof(said));
+                        if ((strstr(said, texts[i]) != NULL) == (known != (i == 1)))
+                                break;
+                        gt_sleep_us(20000);
+                }
+                gt_check((strstr(said, texts[i]) != NULL) == (known != (i == 1)), words[i], "the last %s", what);
         }
 }
 
