@@ -169,6 +169,7 @@ uint64_t gr_deep_begin(uint64_t host_bytes, bool (*is_wanted)(void))
                 return GR_DEEP_IS_ALONE;
         if (!gr_deep_is_running())
                 return GR_DEEP_IS_LOCKED;
+        gr_run_command_keep();
         if (!find_devices() || !look(before))
                 return GR_DEEP_IS_BLIND;
         for (int i = 0; i < GR_DEVICES_MAX; i++)

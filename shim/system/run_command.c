@@ -11,7 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,8 +28,14 @@
 #define POLL_MS     100
 #define FILES_MOST  65536 /* where the kernel is older than close_range */
 
+#ifndef MFD_EXEC
+#define MFD_EXEC 0x0010u
+#endif
+
 static char path[PATH_MAX]; /* of the command; "": not found. This and environment: constant once set up */
 static char **environment;
+static char *content;          /* of its file, when that was kept; NULL: it was not */
+static struct stat content_of; /* what the file was then */
 
 /* One run of the command. */
 struct run {
@@ -81,6 +89,62 @@ bool gr_run_command_is_there(void)
         return path[0] != '\0';
 }
 
+/* What is in the file as it is now, which *ret says. NULL: it cannot be read, or has changed meanwhile. */
+static char *read_file(struct stat *ret)
+{
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        char *bytes = fd >= 0 && fstat(fd, ret) == 0 ? malloc((size_t)ret->st_size + 1) : NULL;
+        ssize_t got = 1;
+        off_t length = 0;
+
+        for (; bytes && got > 0 && length <= ret->st_size; length += got > 0 ? got : 0)
+                got = read(fd, bytes + length, (size_t)(ret->st_size + 1 - length));
+        if (fd >= 0)
+                close(fd);
+        if (bytes && (got < 0 || length != ret->st_size)) {
+                free(bytes);
+                bytes = NULL;
+        }
+        return bytes;
+}
+
+void gr_run_command_keep(void)
+{
+        GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
+
+        if (!content)
+                content = read_file(&content_of);
+}
+
+/* Whether the file is no longer what it was when it was kept. */
+static bool has_changed(void)
+{
+        struct stat now;
+
+        return content &&
+               (stat(path, &now) != 0 || now.st_dev != content_of.st_dev || now.st_ino != content_of.st_ino ||
+                now.st_size != content_of.st_size || now.st_mtim.tv_sec != content_of.st_mtim.tv_sec ||
+                now.st_mtim.tv_nsec != content_of.st_mtim.tv_nsec);
+}
+
+/* A file in memory with the content; -1: there is none. */
+static int open_content(void)
+{
+        int fd = memfd_create(NAME, MFD_EXEC);
+
+        if (fd < 0) /* Linux before 6.3 has no such flag, and needs none */
+                fd = memfd_create(NAME, 0);
+        for (off_t done = 0; fd >= 0 && done < content_of.st_size;) {
+                ssize_t wrote = write(fd, content + done, (size_t)(content_of.st_size - done));
+
+                if (wrote <= 0)
+                        return -1;
+                done += wrote;
+        }
+        return fd;
+}
+
 static void close_all_above(int last)
 {
         long most = sysconf(_SC_OPEN_MAX);
@@ -104,6 +168,8 @@ static int become_command(void *arg)
             dup2(null, STDERR_FILENO) < 0)
                 _exit(EXIT_FAILURE);
         close_all_above(STDERR_FILENO);
+        if (has_changed())
+                fexecve(open_content(), (char *const *)run->arguments, environment);
         execve(path, (char *const *)run->arguments, environment);
         _exit(EXIT_FAILURE);
 }

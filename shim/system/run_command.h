@@ -20,6 +20,14 @@ void gr_run_command_find(void);
 bool gr_run_command_is_there(void);
 
 /*
+ * Keeps what the command's file has in memory, some 300 KiB, if that has not been done: from now on this is what runs
+ * if the file is removed or replaced, as by an upgrade. (A descriptor would be one that the program does not know.)
+ * Where it cannot be kept, or run from memory, it is what the file has then. One thread at a time, as below; errno is
+ * kept.
+ */
+void gr_run_command_keep(void);
+
+/*
  * Runs it with these arguments, of which the first one is its name, and waits for the first line that it prints, which
  * goes to ret without the line's end. meanwhile is called every now and then, and must not care which process calls it.
  * 0 or -errno; -ETIMEDOUT: no line came within most_ns; -ENODATA: it ended without. One thread at a time; errno is

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Deep sleep where the command that looks for room is not there, or does not answer. Before the sleep that refuses it.
-# In the sleep calls fail, and the process is as it was once there is an answer.
+# In the sleep calls fail, and the process is as it was once there is an answer. What the command was before the sleep
+# answers, whatever becomes of its file.
 #
 #   look_test.sh SLEEP
 #
@@ -40,4 +41,7 @@ try "hangs" deep-not 'it has begun, and is not done in time'
 try "no answer in the sleep" deep-blind "$folder/answer"
 [ "$(grep -c 'warn: deep sleep: cannot wake: gpureclaim status --room gives no answer' "$folder/out")" -eq 1 ] ||
         fail "said: $(cat "$folder/out")"
+# An upgrade of the package comes in the sleep.
+cp --remove-destination "$GR_TEST_COMMAND" "$folder/tools/gpureclaim" || exit 2
+try "replaced" deep-replaced "$folder/tools/gpureclaim"
 exit $failed

@@ -600,6 +600,7 @@ int main(int argc, char **argv)
                 {"deep-unseen", mode_deep_unseen},
                 {"deep-nvml", mode_deep_nvml},
                 {"deep-blind", mode_deep_blind},
+                {"deep-replaced", mode_deep_replaced},
         };
 
         arguments = argv;

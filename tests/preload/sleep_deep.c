@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -520,6 +521,23 @@ void mode_deep_blind(void)
         gt_check(state() == CHECKPOINTED && grSimCallCount("cuCheckpointProcessRestore") == 0, "restore", "not tried");
         GR_CHECK_EQ(truncate(arguments[2], 0), 0);
         look_at_blocks("after");
+}
+
+/* The command that looks for room, the file arguments[2], is removed in one sleep, and replaced in the next. */
+void mode_deep_replaced(void)
+{
+        FILE *other;
+
+        take_blocks();
+        sleep_deeply("asked");
+        GR_CHECK_EQ(unlink(arguments[2]), 0);
+        look_at_blocks("after it was removed");
+        sleep_deeply("asked again");
+        other = fopen(arguments[2], "wx");
+        GR_CHECK(other && fputs("#!/bin/false\n", other) >= 0 && fclose(other) == 0 && chmod(arguments[2], 0755) == 0);
+        look_at_blocks("after it was replaced");
+        sleep_deeply("asked after that");
+        look_at_blocks("after that");
 }
 
 /* The program asks NVML, which would not return in a deep sleep: that wakes it, in any way to find a function. */
