@@ -61,7 +61,8 @@
         X(GR_DEEP_IS_ALONE, "the gpureclaim command does not lie beside the library, to look for room when it wakes")  \
         X(GR_DEEP_IS_BLIND, "gpureclaim status --room gave no answer; it asks NVML whether there is room to wake")     \
         X(GR_DEEP_IS_SHARED, "it shares memory, events or streams with other processes or with graphics")              \
-        X(GR_DEEP_IS_UNKNOWN, "it looked up a function of the driver that this version does not know")                 \
+        X(GR_DEEP_IS_UNKNOWN,                                                                                          \
+          "it looked up a function of the driver that this version does not know, or very many of NVML")               \
         X(GR_DEEP_IS_LARGE, "the host has no room for what it has on the GPU (GPURECLAIM_SLEEP_HOST)")                 \
         X(GR_DEEP_IS_BUSY, "it was busy")                                                                              \
         X(GR_DEEP_IS_LOCKED, "something else has locked or checkpointed it")

@@ -415,6 +415,13 @@ struct gr_pass gr_sleep_enter_own(void)
         return pass;
 }
 
+CUresult gr_sleep_never_deeply(enum gr_deep_reason reason)
+{
+        gr_deep_never(reason);
+        GR_PASS_DEEP; /* a sleep that begins after this looks for the reason once nobody is inside */
+        return CUDA_SUCCESS;
+}
+
 void gr_sleep_leave(struct gr_pass *pass)
 {
         if (!pass->beside)

@@ -40,6 +40,7 @@
 
 #include "base/attributes.h"
 #include "base/no_cancel.h"
+#include "region/region.h"
 #include "shim.h"
 
 /* Whether the process may sleep, so that its calls pass the gate. Set while the library is set up. */
@@ -94,6 +95,12 @@ uint64_t gr_sleep_begin(int device, uint64_t idle_ns);
  * left is asleep. No lock is held.
  */
 uint64_t gr_sleep_deeply(void);
+
+/*
+ * From now on the process does not sleep deeply, and if it does now, this wakes it: the program is about to get a
+ * function that passes no gate. An error: it could not be had back. No lock is held.
+ */
+CUresult gr_sleep_never_deeply(enum gr_deep_reason reason);
 
 /*
  * As gr_sleep_begin for the sake of another process: if this one has been idle for GR_SLEEP_IDLE_NS, or its turn is

@@ -4,11 +4,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "driver/deep_sleep.h"
 #include "driver/sleep.h"
 #include "system/environment.h"
 
-#define GATES 256
+#define GATES 512 /* more than NVML has functions now */
 
 /* The arguments of all functions of NVML are words, and at most six. */
 #define WORDS uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t
@@ -17,7 +16,8 @@ typedef uintptr_t function_of_nvml(WORDS);
 
 static void *_Atomic behind[GATES]; /* the functions behind the gates, in the order in which they were looked up */
 
-static uintptr_t pass(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f, unsigned i)
+__attribute__((noinline)) static uintptr_t pass(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e,
+                                                uintptr_t f, unsigned i)
 {
         __attribute__((cleanup(gr_pass_end))) struct gr_pass gate = gr_pass_deep();
 
@@ -25,32 +25,32 @@ static uintptr_t pass(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintpt
                                            : GR_NVML_UNKNOWN;
 }
 
-/* A function for each gate. */
+/* A function for each gate; their numbers are octal. */
 #define GATE(i)                                                                                                        \
         static uintptr_t gate_##i(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f)        \
         {                                                                                                              \
-                return pass(a, b, c, d, e, f, 0x##i);                                                                  \
+                return pass(a, b, c, d, e, f, 0##i);                                                                   \
         }
-#define NAME(i)       gate_##i,
-#define EIGHT(X, i)   X(i##0) X(i##1) X(i##2) X(i##3) X(i##4) X(i##5) X(i##6) X(i##7)
-#define SIXTEEN(X, i) EIGHT(X, i) X(i##8) X(i##9) X(i##A) X(i##B) X(i##C) X(i##D) X(i##E) X(i##F)
+#define NAME(i)     gate_##i,
+#define EIGHT(X, i) X(i##0) X(i##1) X(i##2) X(i##3) X(i##4) X(i##5) X(i##6) X(i##7)
+#define SIXTY_FOUR(X, i)                                                                                               \
+        EIGHT(X, i##0)                                                                                                 \
+        EIGHT(X, i##1)                                                                                                 \
+        EIGHT(X, i##2)                                                                                                 \
+        EIGHT(X, i##3)                                                                                                 \
+        EIGHT(X, i##4)                                                                                                 \
+        EIGHT(X, i##5)                                                                                                 \
+        EIGHT(X, i##6)                                                                                                 \
+        EIGHT(X, i##7)
 #define ALL(X)                                                                                                         \
-        SIXTEEN(X, 0)                                                                                                  \
-        SIXTEEN(X, 1)                                                                                                  \
-        SIXTEEN(X, 2)                                                                                                  \
-        SIXTEEN(X, 3)                                                                                                  \
-        SIXTEEN(X, 4)                                                                                                  \
-        SIXTEEN(X, 5)                                                                                                  \
-        SIXTEEN(X, 6)                                                                                                  \
-        SIXTEEN(X, 7)                                                                                                  \
-        SIXTEEN(X, 8)                                                                                                  \
-        SIXTEEN(X, 9)                                                                                                  \
-        SIXTEEN(X, A)                                                                                                  \
-        SIXTEEN(X, B)                                                                                                  \
-        SIXTEEN(X, C)                                                                                                  \
-        SIXTEEN(X, D)                                                                                                  \
-        SIXTEEN(X, E)                                                                                                  \
-        SIXTEEN(X, F)
+        SIXTY_FOUR(X, 0)                                                                                               \
+        SIXTY_FOUR(X, 1)                                                                                               \
+        SIXTY_FOUR(X, 2)                                                                                               \
+        SIXTY_FOUR(X, 3)                                                                                               \
+        SIXTY_FOUR(X, 4)                                                                                               \
+        SIXTY_FOUR(X, 5)                                                                                               \
+        SIXTY_FOUR(X, 6)                                                                                               \
+        SIXTY_FOUR(X, 7)
 ALL(GATE)
 static function_of_nvml *const gates[GATES] = {ALL(NAME)};
 
@@ -67,6 +67,5 @@ void *gr_nvml_gate(const char *name, void *function)
                 if (atomic_compare_exchange_strong(&behind[i], &none, function) || none == function)
                         return (void *)gates[i];
         }
-        gr_deep_never(GR_DEEP_IS_UNKNOWN);
-        return function;
+        return gr_sleep_never_deeply(GR_DEEP_IS_UNKNOWN) == CUDA_SUCCESS ? function : NULL;
 }

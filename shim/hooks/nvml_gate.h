@@ -9,7 +9,9 @@
 
 /*
  * What a program is to get that looks up this function of NVML: where the process may sleep, a function that passes the
- * gate and calls it; else the function itself. Any thread may call it, also before CUDA is set up.
+ * gate and calls it; else the function itself. There are gates for 512. After these it is the function, and the process
+ * does not sleep deeply any more; NULL: it does, and could not be had back. Any thread may call it, also before CUDA is
+ * set up. No lock is held.
  */
 void *gr_nvml_gate(const char *name, void *function);
 

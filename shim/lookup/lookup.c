@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "driver/deep_sleep.h"
 #include "driver/dlsym.h"
 #include "driver/real.h"
 #include "driver/sleep.h"
@@ -81,7 +80,7 @@ static bool is_hook(const void *function)
  * The program has looked up a function of the driver that no hook is for. If it is none of those that the driver serves
  * at once, calls of it would wait in a deep sleep until something else ends that.
  */
-static void note_unhooked(const char *name)
+static CUresult note_unhooked(const char *name)
 {
         static const char *const passes[] = {
 #define GR_HOOK(symbol)
@@ -98,20 +97,23 @@ static void note_unhooked(const char *name)
                 size_t length = strlen(passes[i]);
 
                 if (strncmp(name, passes[i], length) == 0 && (!name[length] || name[length] == '_'))
-                        return;
+                        return CUDA_SUCCESS;
         }
         gr_log(GR_LOG_DEBUG, "looked up, and not known: %s", name);
-        gr_deep_never(GR_DEEP_IS_UNKNOWN);
+        return gr_sleep_never_deeply(GR_DEEP_IS_UNKNOWN);
 }
 
-/* As swap_function, for a function that the driver has told. */
-static void *swap_told(const char *name, void *function)
+/* As swap_function, for a function that the driver has told. NULL, with an error: the program must not have it now. */
+static CUresult swap_told(const char *name, void **function)
 {
-        void *swapped = swap_function(function);
+        CUresult result = CUDA_SUCCESS;
 
-        if (function && gr_sleep_is_on() && !is_hook(swapped))
-                note_unhooked(name);
-        return swapped;
+        *function = swap_function(*function);
+        if (*function && gr_sleep_is_on() && !is_hook(*function))
+                result = note_unhooked(name);
+        if (result != CUDA_SUCCESS)
+                *function = NULL;
+        return result;
 }
 
 static bool is_of(const char *library, const void *function)
@@ -153,7 +155,7 @@ static void *nvml_symbol(void *handle, const char *name)
         swapped = gr_nvml_views_swap(found);
         if (swapped == found && is_of("/libnvidia-ml.", found)) /* other libraries have such names, too */
                 swapped = gr_nvml_gate(name, found);
-        return swapped != seen ? swapped : AS_IF_ABSENT;
+        return !swapped ? ANSWER_NULL : swapped != seen ? swapped : AS_IF_ABSENT;
 }
 
 /* Called by dlsym.S, which says what the answers mean. */
@@ -184,7 +186,11 @@ void *gr_lookup_dlsym(void *handle, const char *name)
         }
         if (!ready)
                 return AS_IF_ABSENT;
-        hook = gr_sleep_is_on() && is_of_driver(name, found) ? swap_told(name, found) : swap_function(found);
+        hook = found;
+        if (!gr_sleep_is_on() || !is_of_driver(name, found))
+                hook = swap_function(found);
+        else if (swap_told(name, &hook) != CUDA_SUCCESS)
+                return ANSWER_NULL;
         return hook != found ? hook : AS_IF_ABSENT;
 }
 
@@ -197,7 +203,7 @@ GR_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, i
                 return GR_REAL(cuGetProcAddress_v2, symbol, pfn, cuda_version, flags, symbol_status);
         result = GR_REAL(cuGetProcAddress_v2, symbol, pfn, cuda_version, flags, symbol_status);
         if (result == CUDA_SUCCESS && pfn)
-                *pfn = swap_told(symbol, *pfn);
+                result = swap_told(symbol, pfn);
         return result;
 }
 
@@ -209,7 +215,7 @@ GR_EXPORT CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int 
                 return GR_REAL(cuGetProcAddress, symbol, pfn, cuda_version, flags);
         result = GR_REAL(cuGetProcAddress, symbol, pfn, cuda_version, flags);
         if (result == CUDA_SUCCESS && pfn)
-                *pfn = swap_told(symbol, *pfn);
+                result = swap_told(symbol, pfn);
         return result;
 }
 

@@ -4,7 +4,8 @@
  * hides: "hidden" lists no process, as in another pid namespace; "stranger" lists a small one of another with our
  * number; "more" lists us with what a module takes besides; "nameless" tells no card's UUID; "short" tells too short a
  * one; "far" numbers the cards from 64 on; "slow" takes 20 ms to list processes, and "hidden,slow" to list none. Built
- * as GRNVML_OLD it is as it was before the second form of the figures of memory, and before indices.
+ * as GRNVML_OLD it is as it was before the second form of the figures of memory, and before indices. nvmlMany_000 to
+ * nvmlMany_777, in octal, stand for the many functions of NVML.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -298,3 +299,28 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struc
                                     : (struct process){.pid = ours[i - OTHERS].pid, .used = ours[i - OTHERS].used};
         return 0;
 }
+
+#define MANY(i)                                                                                                        \
+        EXPORT int nvmlMany_##i(void);                                                                                 \
+        int nvmlMany_##i(void)                                                                                         \
+        {                                                                                                              \
+                return is_started() ? 0 : UNINITIALIZED;                                                               \
+        }
+#define EIGHT(X, i) X(i##0) X(i##1) X(i##2) X(i##3) X(i##4) X(i##5) X(i##6) X(i##7)
+#define SIXTY_FOUR(i)                                                                                                  \
+        EIGHT(MANY, i##0)                                                                                              \
+        EIGHT(MANY, i##1)                                                                                              \
+        EIGHT(MANY, i##2)                                                                                              \
+        EIGHT(MANY, i##3)                                                                                              \
+        EIGHT(MANY, i##4)                                                                                              \
+        EIGHT(MANY, i##5)                                                                                              \
+        EIGHT(MANY, i##6)                                                                                              \
+        EIGHT(MANY, i##7)
+SIXTY_FOUR(0)
+SIXTY_FOUR(1)
+SIXTY_FOUR(2)
+SIXTY_FOUR(3)
+SIXTY_FOUR(4)
+SIXTY_FOUR(5)
+SIXTY_FOUR(6)
+SIXTY_FOUR(7)

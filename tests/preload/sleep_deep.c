@@ -278,6 +278,31 @@ void mode_deep_room(void)
         gt_check(grSimCallCount("cuCheckpointProcessRestore") == 1, "restore", "once");
 }
 
+/* Calls what was looked up in NVML last, of which there is a gate for so many. The call wakes the process. */
+static void look_up_many(void)
+{
+        void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW), *found = NULL;
+        char name[32];
+        int (*call)(void);
+
+        for (unsigned i = 0; i < 512; i++) {
+                snprintf(name, sizeof(name), "nvmlMany_%03o", i);
+                found = dlsym(library, name);
+        }
+        memcpy(&call, &found, sizeof(call));
+        sleep_deeply("asked");
+        alarm(20);
+        call();
+        alarm(0);
+        gt_check(state() == RUNNING, name, "state %d", state());
+        sleep_deeply("asked again");
+        alarm(20);
+        found = dlsym(library, "nvmlShutdown");
+        memcpy(&call, &found, sizeof(call));
+        call();
+        alarm(0);
+}
+
 /* What keeps a process from sleeping deeply; arguments[2]: which of them. */
 void mode_deep_not(void)
 {
@@ -310,12 +335,18 @@ void mode_deep_not(void)
         } else if (strcmp(what, "managed") == 0) {
                 GR_MUST(cuMemAllocManaged(&managed, 2 * MIB, CU_MEM_ATTACH_GLOBAL));
                 not_deeply("cuCheckpointProcessCheckpoint answered 801", what);
-        } else if (strcmp(what, "unknown") == 0) {
-                GR_MUST(cuGetProcAddress("cuSimNewest", &found, 13000, 0, NULL));
+        } else if (strncmp(what, "unknown", 7) == 0) {
+                sleep_deeply("asked before");
+                alarm(20);
+                if (what[7])
+                        GR_CHECK(dlsym(RTLD_DEFAULT, "cuSimNewest"));
+                else
+                        GR_MUST(cuGetProcAddress("cuSimNewest", &found, 13000, 0, NULL));
+                alarm(0);
                 not_deeply("does not know", what);
-        } else if (strcmp(what, "unknown-symbol") == 0) {
-                GR_CHECK(dlsym(RTLD_DEFAULT, "cuSimNewest"));
-                not_deeply("does not know", what);
+        } else if (strcmp(what, "many of NVML") == 0) {
+                look_up_many();
+                not_deeply("very many of NVML", what);
         } else { /* the environment sees to it */
                 not_deeply(what, what);
         }
@@ -540,16 +571,25 @@ void mode_deep_replaced(void)
         look_at_blocks("after that");
 }
 
+/* None of NVML's, in spite of its name. */
+__attribute__((visibility("default"))) int nvmlOwn(void *a, void *b, unsigned c);
+int nvmlOwn(void *a, void *b, unsigned c)
+{
+        return a == b && c > 0;
+}
+
 /* The program asks NVML, which would not return in a deep sleep: that wakes it, in any way to find a function. */
 void mode_deep_nvml(void)
 {
-        void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW), *found, *device = NULL;
+        void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW), *found = dlsym(RTLD_DEFAULT, "nvmlOwn"), *device = NULL;
         static const char *const names[] = {"nvmlInit_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMemoryInfo",
                                             "nvmlDeviceGetUUID", "nvmlShutdown"};
         unsigned long long memory[3];
         int (*call)(void *, void *, unsigned);
         char text[96];
 
+        memcpy(&call, &found, sizeof(call));
+        gt_check(call == nvmlOwn, "a function of the program", "has no gate");
         take_blocks();
         for (volatile size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
                 found = dlsym(library, names[i]);
