@@ -273,7 +273,7 @@ int command_sleep(const struct arguments *arguments)
                         rc = sleep_one(&gpus[i], member, deep, until_ns, &bytes);
                         if (rc == 0) {
                                 more = member->figures[GR_FIGURE_asleep_deep];
-                                printf("%u %s: %s asleep in host memory%s%s%s\n", pid, member->name,
+                                printf("%u %s: %s asleep%s%s%s\n", pid, member->name,
                                        gr_size_format(bytes, text, sizeof(text)), more ? ", deeply: " : "",
                                        more ? gr_size_format(more, more_text, sizeof(more_text)) : "",
                                        more ? " more off the GPU" : "");
@@ -290,7 +290,7 @@ int command_sleep(const struct arguments *arguments)
                         else if (rc == -EBUSY)
                                 complain("sleep: process %u: it was busy all the time, has no memory that can leave "
                                          "the GPU, may not sleep (GPURECLAIM_SLEEP in docs/options.md), or the host "
-                                         "has no room (GPURECLAIM_SLEEP_HOST)",
+                                         "has no room (GPURECLAIM_SLEEP_HOST, GPURECLAIM_SLEEP_DIR)",
                                          pid);
                         else
                                 complain("sleep: process %u: %s", pid, gpu_request_failure(rc));

@@ -480,8 +480,12 @@ static void *serve_neighbours(void *arg)
 
 void gr_neighbour_beat(void)
 {
-        if (serving)
-                gr_region_publish(atomic_load(&serving->region), NULL, false);
+        uint64_t figures[GR_FIGURE_COUNT];
+
+        if (!serving)
+                return;
+        gr_figures_of_device(serving->device, figures);
+        gr_region_publish(atomic_load(&serving->region), figures, false);
 }
 
 /* all_lock held. */

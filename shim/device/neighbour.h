@@ -31,7 +31,10 @@ void gr_neighbour_leave(void);
 /* Called in a child after fork: forgets the regions, which are the parent's. */
 void gr_neighbour_forget(void);
 
-/* In a thread that serves neighbours: shows the asking process that the work goes on. No effect in other threads. */
+/*
+ * In a thread that serves neighbours: shows the asking process that the work goes on, and what the process has by now.
+ * No effect in other threads.
+ */
 void gr_neighbour_beat(void);
 
 /* For gr_core.ask_neighbours. */

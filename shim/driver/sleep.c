@@ -293,7 +293,7 @@ static bool has_asleep(void)
         return false;
 }
 
-/* Ends a deep sleep. What is in host memory stays there. */
+/* Ends a deep sleep. What fell asleep before it stays so. */
 GR_HELD(gr_sleep_lock) static CUresult end_deep(uint64_t until_ns)
 {
         uint64_t begin_ns = gr_driver.now_ns();
@@ -675,8 +675,8 @@ GR_NOT_CHECKED static uint64_t begin_sleep(int device, uint64_t idle_ns, bool yi
         if (bytes > 0) {
                 took_ns = gr_driver.now_ns() - begin_ns;
                 atomic_store(&gr_core.devices[device].last_sleep_ns, took_ns);
-                gr_log(GR_LOG_INFO, "device %d: asleep, %" PRIu64 " MiB went to host memory in %" PRIu64 " ms", device,
-                       bytes >> 20, took_ns / 1000000);
+                gr_log(GR_LOG_INFO, "device %d: %" PRIu64 " MiB fell asleep in %" PRIu64 " ms", device, bytes >> 20,
+                       took_ns / 1000000);
         }
         return bytes;
 }

@@ -137,7 +137,7 @@ bool fall_asleep(const char *words)
 {
         char said[512];
 
-        return command(words, said, sizeof(said)) == 0 && strstr(said, "asleep in host memory");
+        return command(words, said, sizeof(said)) == 0 && strstr(said, " asleep");
 }
 
 void sleep_now(const char *when)
@@ -340,7 +340,8 @@ static void mode_slowly(void)
         if (!arguments[2])
                 gt_check(fall_asleep("sleep --timeout 0"), "sleep", "asked once");
         else /* so slowly that the command does not wait for it */
-                gt_check(command("sleep --timeout 6s", said, sizeof(said)) == 1 && strstr(said, "asleep so far"),
+                gt_check(command("sleep --timeout 6s", said, sizeof(said)) == 1 && strstr(said, "asleep so far") &&
+                                 !strstr(said, " 0 B asleep"),
                          "sleep", "%s", said);
         look_at_blocks("after");
 }
@@ -529,6 +530,7 @@ static void mode_files(void)
                 struct rlimit usual, most;
                 size_t before = on_device(), left;
                 int free_descriptor = lowest_free_descriptor(), mapped;
+                char said[16384];
 
                 getrlimit(RLIMIT_FSIZE, &usual);
                 most = usual;
@@ -543,6 +545,8 @@ static void mode_files(void)
                 mapped = removed_files();
                 gt_check(hosts[i].file_most ? mapped == 0 && left <= 70 * MIB : mapped > 0 && left >= 200 * MIB,
                          hosts[i].what, "%zu MiB left, %d files", left / MIB, mapped);
+                command("status;:", said, sizeof(said));
+                gt_check(strstr(said, " asleep") && !strstr(said, "host memory"), hosts[i].what, "%s", said);
                 gt_check(lowest_free_descriptor() == free_descriptor, hosts[i].what, "no descriptor is left open");
                 look_at_blocks(hosts[i].what);
                 gt_check(removed_files() == 0, hosts[i].what, "no file is left, awake");
