@@ -52,10 +52,11 @@ static _Atomic uint64_t turn_since_ns; /* when it began */
 /* After memory of the device has left, when the next one may begin, and when also if others still wait. */
 static uint64_t turn_back_ns GR_GUARDED_BY(gr_sleep_lock), turn_latest_ns GR_GUARDED_BY(gr_sleep_lock);
 
-/* Whether a sleep that has begun should stop: a call waits at the gate, or the process ends. */
+/* Whether a sleep that has begun should stop: a call waits at the gate, or the process or a context ends. */
 static bool is_wanted(void)
 {
-        return (atomic_load(&waiting) > 0 && !atomic_load(&yielding)) || atomic_load(&ending);
+        return (atomic_load(&waiting) > 0 && !atomic_load(&yielding)) || atomic_load(&ending) ||
+               gr_context_one_ends(&gr_core);
 }
 
 void gr_sleep_init(const struct gr_sleep_config *how)

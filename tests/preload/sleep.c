@@ -573,6 +573,7 @@ int main(int argc, char **argv)
                 {"processors", mode_processors},
                 {"inside", mode_inside},
                 {"turned", mode_turned},
+                {"ended", mode_ended},
                 {"cancelled", mode_cancelled},
                 {"random", mode_random},
                 {"exit", mode_exit},

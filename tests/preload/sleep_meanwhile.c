@@ -101,16 +101,32 @@ static pthread_t begin_to_leave(void)
         return thread;
 }
 
+/* The copies that were made until memory no longer left, of 26 or more. */
+static void turned_round(pthread_t thread)
+{
+        unsigned long copies;
+
+        pthread_join(thread, NULL);
+        copies = grSimCallCount("cuMemcpyDtoHAsync_v2");
+        gt_check(copies < 20, "turned round", "after %lu copies", copies);
+}
+
 /* A call that comes while memory leaves need not wait until all has left. */
 void mode_turned(void)
 {
         pthread_t thread = begin_to_leave();
-        unsigned long copies;
 
         look_at_blocks("after");
-        pthread_join(thread, NULL);
-        copies = grSimCallCount("cuMemcpyDtoHAsync_v2");
-        gt_check(copies < 20, "turned round", "after %lu copies", copies);
+        turned_round(thread);
+}
+
+/* Nor need one that ends the context, and its memory with it. */
+void mode_ended(void)
+{
+        pthread_t thread = begin_to_leave();
+
+        GR_MUST(cuDevicePrimaryCtxReset(gt.device));
+        turned_round(thread);
 }
 
 /* It ends while memory leaves. */
