@@ -1,6 +1,7 @@
 #include "driver/movers.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -45,6 +46,8 @@ struct job {
         _Atomic size_t next;
         _Atomic unsigned movers, running;
         _Atomic uint64_t moved_bytes;
+        _Atomic uint64_t fileless_bytes; /* found no room in a file, for this reason: */
+        _Atomic int fileless_errno;
         _Atomic int result; /* the first error */
 };
 
@@ -166,9 +169,10 @@ static CUresult move_out(struct mover *mover, struct gr_memory *memory)
         char *host = in_file ? gr_mapped_file_memory(folder, memory->bytes) : take_host(memory->bytes);
         CUresult result;
 
-        if (!host && in_file)
-                gr_log(GR_LOG_INFO, "GPURECLAIM_SLEEP_DIR: %s: %s; %zu MiB stay on the device", folder->text,
-                       strerror(errno), memory->bytes >> 20);
+        if (!host && in_file) {
+                atomic_store(&mover->job->fileless_errno, errno);
+                atomic_fetch_add(&mover->job->fileless_bytes, memory->bytes);
+        }
         if (!host)
                 return in_file ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
         result = copy_memory(mover, memory, host, in_file);
@@ -321,6 +325,9 @@ uint64_t gr_movers_move(struct gr_context *context, bool out, struct gr_memory *
                 move_all(&job);
         }
         gr_real.cuCtxPopCurrent_v2(&popped);
+        if (job.fileless_bytes > 0)
+                gr_log(GR_LOG_INFO, "GPURECLAIM_SLEEP_DIR: %s: %s; %" PRIu64 " MiB stay on the device", folder->text,
+                       strerror(job.fileless_errno), job.fileless_bytes >> 20);
         *ret_result = (CUresult)atomic_load(&job.result);
         return atomic_load(&job.moved_bytes);
 }

@@ -49,6 +49,8 @@ static struct {
 } rest GR_GUARDED_BY(gr_sleep_lock);
 
 static _Atomic uint64_t turn_since_ns; /* when it began */
+/* Whether it was said, in this sleep, that the memory could not be had again. */
+static bool told GR_GUARDED_BY(gr_sleep_lock);
 /* After memory of the device has left, when the next one may begin, and when also if others still wait. */
 static uint64_t turn_back_ns GR_GUARDED_BY(gr_sleep_lock), turn_latest_ns GR_GUARDED_BY(gr_sleep_lock);
 
@@ -249,14 +251,18 @@ GR_HELD(gr_sleep_lock) static CUresult bring_back(uint64_t until_ns, bool *ret_m
                         gr_driver.sleep_ns(PAUSE_NS);
                 }
                 if (outcome.result != CUDA_SUCCESS) {
-                        gr_log(GR_LOG_WARN, "device %d: the memory that is asleep could not be had again (error %d)", i,
-                               (int)outcome.result);
+                        if (!told)
+                                gr_log(GR_LOG_WARN,
+                                       "device %d: the memory that is asleep could not be had again (error %d)", i,
+                                       (int)outcome.result);
+                        told = true;
                         return outcome.result;
                 }
                 if (outcome.moved_bytes > 0)
                         atomic_store(&gr_core.devices[i].last_wake_ns, gr_driver.now_ns() - device_ns);
                 bytes += outcome.moved_bytes;
         }
+        told = false;
         gr_log(GR_LOG_INFO, "awake: %" PRIu64 " MiB came back in %" PRIu64 " ms", bytes >> 20,
                (gr_driver.now_ns() - begin_ns) / 1000000);
         return CUDA_SUCCESS;

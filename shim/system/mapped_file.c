@@ -108,10 +108,14 @@ int gr_mapped_file_reserve(int fd, size_t at, size_t bytes)
 int gr_mapped_file_on_disk(struct gr_path *folder)
 {
         struct statfs system;
+        struct stat file;
 
         gr_environment_make_absolute(folder);
-        if (access(folder->text, W_OK | X_OK) != 0 || statfs(folder->text, &system) != 0)
+        if (stat(folder->text, &file) != 0 || access(folder->text, W_OK | X_OK) != 0 ||
+            statfs(folder->text, &system) != 0)
                 return -errno;
+        if (!S_ISDIR(file.st_mode))
+                return -ENOTDIR;
         return system.f_type != TMPFS_MAGIC && system.f_type != RAMFS_MAGIC;
 }
 

@@ -65,6 +65,7 @@ for value in demand 10min; do
         quiet GPURECLAIM_SLEEP=$value
         GPURECLAIM_SLEEP=$value warns SLEEP_DIR=/dev/shm "/dev/shm: its files are in memory; not used"
         GPURECLAIM_SLEEP=$value warns SLEEP_DIR=/no/folder "/no/folder: No such file or directory; not used"
+        GPURECLAIM_SLEEP=$value warns SLEEP_DIR="$program" "$program: Not a directory; not used"
         quiet GPURECLAIM_SLEEP=$value GPURECLAIM_SLEEP_DIR="$program_folder"
 done
 warns STATS=2 2 "using the default, 0"

@@ -94,6 +94,30 @@ __attribute__((visibility("default"))) FILE *fopen64(const char *path, const cha
         return fd < 0 ? NULL : fdopen(fd, "r");
 }
 
+static int usual_log, listened_log;
+
+void begin_to_listen(void)
+{
+        usual_log = dup(STDERR_FILENO);
+        listened_log = memfd_create("log", MFD_CLOEXEC);
+        dup2(listened_log, STDERR_FILENO);
+}
+
+unsigned heard(const char *words)
+{
+        char text[16384];
+        ssize_t length = pread(listened_log, text, sizeof(text) - 1, 0);
+        unsigned count = 0;
+
+        dup2(usual_log, STDERR_FILENO);
+        close(usual_log);
+        close(listened_log);
+        text[length > 0 ? length : 0] = '\0';
+        for (const char *at = text; (at = strstr(at, words)); at++)
+                count++;
+        return count;
+}
+
 void run_anew(const char *variable, const char *value)
 {
         if (getenv(variable))
@@ -538,7 +562,9 @@ static void mode_files(void)
                 setrlimit(RLIMIT_FSIZE, &most);
                 nameless_fails = hosts[i].nameless_fails;
                 host_files = files;
+                begin_to_listen();
                 sleep_now(hosts[i].what);
+                GR_CHECK_EQ(heard("MiB stay on the device"), hosts[i].file_most ? 1 : 0);
                 host_files = NULL;
                 setrlimit(RLIMIT_FSIZE, &usual);
                 left = before - on_device();

@@ -35,6 +35,10 @@ void look_at_blocks(const char *when);
 /* Reads one of them, which wakes it as well. */
 CUresult read_a_block(void);
 
+/* How often the library says these words, from begin_to_listen on. */
+void begin_to_listen(void);
+unsigned heard(const char *words);
+
 /* Modes. */
 typedef void mode_function(void);
 mode_function mode_idle, mode_inside, mode_turned, mode_ended, mode_leaving, mode_cancelled, mode_random, mode_exit,

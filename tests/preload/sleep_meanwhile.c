@@ -510,10 +510,12 @@ void mode_full(void)
         gt_check(count > 190, "the other process", "%zu MiB", 2 * count);
         before = on_device();
         if (strcmp(getenv("GPURECLAIM_WAIT"), "0") == 0) {
+                begin_to_listen();
                 result = read_a_block();
                 gt_check(result == CUDA_ERROR_OUT_OF_MEMORY, "a copy", "%s", gt_result_name(result));
                 result = gt_fill(&gt, NULL, blocks[0], 7, 16);
                 gt_check(result == CUDA_ERROR_OUT_OF_MEMORY, "a launch", "%s", gt_result_name(result));
+                GR_CHECK_EQ(heard("could not be had again"), 1);
                 sleep_now("goes on");
                 gt_check(on_device() == before, "the device", "no part is kept: %.0f MiB, then %.0f", gt_mib(before),
                          gt_mib(on_device()));
