@@ -117,15 +117,14 @@ void gr_run_command_keep(void)
                 content = read_file(&content_of);
 }
 
-/* Whether the file is no longer what it was when it was kept. */
+/* Whether the file is no longer what it was when it was kept, or may not be run any more. */
 static bool has_changed(void)
 {
         struct stat now;
 
         return content &&
                (stat(path, &now) != 0 || now.st_dev != content_of.st_dev || now.st_ino != content_of.st_ino ||
-                now.st_size != content_of.st_size || now.st_mtim.tv_sec != content_of.st_mtim.tv_sec ||
-                now.st_mtim.tv_nsec != content_of.st_mtim.tv_nsec);
+                now.st_ctim.tv_sec != content_of.st_ctim.tv_sec || now.st_ctim.tv_nsec != content_of.st_ctim.tv_nsec);
 }
 
 /* A file in memory with the content; -1: there is none. */

@@ -554,13 +554,19 @@ void mode_deep_blind(void)
         look_at_blocks("after");
 }
 
-/* The command that looks for room, the file arguments[2], is removed in one sleep, and replaced in the next. */
+/*
+ * The command that looks for room, the file arguments[2], may not be run any more in one sleep, is removed in the next,
+ * and then replaced.
+ */
 void mode_deep_replaced(void)
 {
         FILE *other;
 
         take_blocks();
         sleep_deeply("asked");
+        GR_CHECK_EQ(chmod(arguments[2], 0644), 0);
+        look_at_blocks("after it was forbidden");
+        sleep_deeply("asked again");
         GR_CHECK_EQ(unlink(arguments[2]), 0);
         look_at_blocks("after it was removed");
         sleep_deeply("asked again");
