@@ -34,7 +34,8 @@ static uint64_t devices;
 static char uuids[GR_DEVICES_MAX][GR_UUID_TEXT_BYTES];
 static uint64_t room_bytes[GR_DEVICES_MAX];
 static int look_error; /* of the last look, or 0 */
-static bool told;      /* in this deep sleep, that the process cannot come back */
+/* Whether it was said in this deep sleep that the process cannot come back, and that a restore failed. */
+static bool told, told_lost;
 
 /* What another process sees of a device. */
 struct look {
@@ -184,7 +185,7 @@ uint64_t gr_deep_begin(uint64_t host_bytes, bool (*is_wanted)(void))
         gr_operations_callbacks->going_on();
         reason = checkpoint();
         gr_operations_callbacks->going_on();
-        told = false;
+        told = told_lost = false;
         if (!reason)
                 look(after);
         for (int i = 0; i < GR_DEVICES_MAX && !reason; i++) {
@@ -298,9 +299,10 @@ static CUresult restore(uint64_t until_ns, const _Atomic bool *stop)
         if (await_room(folder, until_ns, stop)) {
                 result = gr_real.cuCheckpointProcessRestore(getpid(), &args);
                 unlock_folder(folder);
-                if (result != CUDA_SUCCESS)
+                if (result != CUDA_SUCCESS && !told_lost)
                         gr_log(GR_LOG_WARN, "deep sleep: the driver could not restore the process (error %d)",
                                (int)result);
+                told_lost = result != CUDA_SUCCESS;
         }
         if (folder >= 0)
                 close(folder);

@@ -631,6 +631,7 @@ int main(int argc, char **argv)
                 {"deep-unseen", mode_deep_unseen},
                 {"deep-nvml", mode_deep_nvml},
                 {"deep-blind", mode_deep_blind},
+                {"deep-lost", mode_deep_lost},
                 {"deep-replaced", mode_deep_replaced},
         };
 

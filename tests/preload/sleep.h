@@ -45,6 +45,6 @@ mode_function mode_idle, mode_inside, mode_turned, mode_ended, mode_leaving, mod
         mode_reset, mode_stays, mode_stays_busy, mode_ending, mode_first, mode_joins, mode_devices, mode_full,
         mode_take, mode_deep, mode_deep_calls, mode_deep_fails, mode_deep_full, mode_deep_not, mode_deep_ends,
         mode_deep_beside, mode_foreign, mode_deep_killed, mode_deep_worker, mode_deep_taker, mode_deep_room,
-        mode_deep_unseen, mode_deep_nvml, mode_deep_blind, mode_deep_replaced;
+        mode_deep_unseen, mode_deep_nvml, mode_deep_blind, mode_deep_lost, mode_deep_replaced;
 
 #endif

@@ -190,6 +190,18 @@ void mode_deep_calls(void)
         gt_check(word == 7, "after", "%u", word);
 }
 
+/* GRSIM_FAULT, GPURECLAIM_LOG=warn. Each call tries to have the process back, and only the first says why it fails. */
+void mode_deep_lost(void)
+{
+        take_blocks();
+        sleep_deeply("asked");
+        begin_to_listen();
+        GR_CHECK(read_a_block() != CUDA_SUCCESS);
+        GR_CHECK(read_a_block() != CUDA_SUCCESS);
+        GR_CHECK_EQ(heard("the driver could not restore the process"), 1);
+        gt_check(grSimCallCount("cuCheckpointProcessRestore") == 2, "restore", "tried each time");
+}
+
 /*
  * GRSIM_FAULT. arguments[2]: what the command says of a sleep that fails, or "wakes" where the first call that wakes it
  * fails, or "goes on" where nobody notices. All is as before in each case.
