@@ -15,6 +15,7 @@
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "system/environment.h"
+#include "system/messages.h"
 #include "system/run_command.h"
 
 #define LOCK_MS       500u              /* longest wait for calls that have passed no gate */
@@ -222,17 +223,18 @@ static int full_device(uint64_t *ret_missing)
  */
 static int open_folder(void)
 {
-        char dir[GR_REGION_PATH_BYTES];
+        char by_default[GR_REGION_PATH_BYTES];
+        const char *dir = gr_options.region_dir.text;
 
-        if (gr_options.region_dir.text[0])
-                return open(gr_options.region_dir.text, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        return gr_region_default_dir(true, dir, sizeof(dir)) == 0 ? open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+        if (!dir[0])
+                dir = gr_region_default_dir(true, by_default, sizeof(by_default)) == 0 ? by_default : "";
+        return gr_message_begin(open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 }
 
 static void unlock_folder(int folder)
 {
         if (folder >= 0)
-                flock(folder, LOCK_UN); /* a child may have the descriptor, too */
+                flock(folder, LOCK_UN); /* a child by clone may have the descriptor, too */
 }
 
 /* Why the process has not come back: once in each deep sleep, as the program may ask for it again and again. */
@@ -305,7 +307,7 @@ static CUresult restore(uint64_t until_ns, const _Atomic bool *stop)
                 told_lost = result != CUDA_SUCCESS;
         }
         if (folder >= 0)
-                close(folder);
+                gr_message_end(folder);
         return result;
 }
 

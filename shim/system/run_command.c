@@ -92,7 +92,7 @@ bool gr_run_command_is_there(void)
 /* What is in the file as it is now, which *ret says. NULL: it cannot be read, or has changed meanwhile. */
 static char *read_file(struct stat *ret)
 {
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        int fd = gr_message_begin(open(path, O_RDONLY | O_CLOEXEC));
         char *bytes = fd >= 0 && fstat(fd, ret) == 0 ? malloc((size_t)ret->st_size + 1) : NULL;
         ssize_t got = 1;
         off_t length = 0;
@@ -100,7 +100,7 @@ static char *read_file(struct stat *ret)
         for (; bytes && got > 0 && length <= ret->st_size; length += got > 0 ? got : 0)
                 got = read(fd, bytes + length, (size_t)(ret->st_size + 1 - length));
         if (fd >= 0)
-                close(fd);
+                gr_message_end(fd);
         if (bytes && (got < 0 || length != ret->st_size)) {
                 free(bytes);
                 bytes = NULL;

@@ -267,6 +267,7 @@ static void *end_taker(void *socket)
         gt_sleep_us(500000);
         gt_check(state() == CHECKPOINTED && grSimCallCount("cuCheckpointProcessRestore") == 0, "meanwhile",
                  "a call waits for room");
+        gt_check(fcntl(STDIN_FILENO, F_GETFD) < 0, "meanwhile", "nothing has the number of a stream that is closed");
         close(*(int *)socket);
         return NULL;
 }
@@ -283,6 +284,7 @@ void mode_deep_room(void)
         sleep_deeply("asked");
         taker = peer_start(arguments[0], mode, true, &socket);
         GR_CHECK(peer_receive(socket, &byte, 1, &none));
+        close(STDIN_FILENO);
         pthread_create(&thread, NULL, end_taker, &socket);
         look_at_blocks("after");
         pthread_join(thread, NULL);
