@@ -85,7 +85,8 @@ uint64_t gr_sleep_offer(int device);
  * Puts the memory of device to sleep, if the process has been idle for idle_ns or, with 0, if the GPU is idle within a
  * moment; what is cached there goes back first. Returns how many bytes have left; 0 also where a call or work of the
  * program goes on, or a stream captures. Then the idle time begins anew, or, if nothing could leave, when the program
- * has worked again. A call of the program that comes meanwhile stops it. No lock is held.
+ * has worked again. A call of the program that comes meanwhile stops it, and so does the end of a context. No lock is
+ * held.
  */
 uint64_t gr_sleep_begin(int device, uint64_t idle_ns);
 

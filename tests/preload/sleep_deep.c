@@ -229,6 +229,7 @@ void mode_deep_full(void)
 {
         int folder = open(getenv("GPURECLAIM_REGION_DIR"), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         CUresult result;
+        void *found;
 
         take_blocks();
         sleep_deeply("asked");
@@ -246,6 +247,10 @@ void mode_deep_full(void)
         gt_check(result == CUDA_ERROR_OUT_OF_MEMORY, "a copy", "%s", gt_result_name(result));
         result = cuEventQuery(NULL);
         gt_check(result == CUDA_ERROR_OUT_OF_MEMORY, "a query", "%s", gt_result_name(result));
+        /* Functions that would not return. */
+        result = cuGetProcAddress("cuSimNewest", &found, 13000, 0, NULL);
+        gt_check(result == CUDA_ERROR_OUT_OF_MEMORY && !found, "a look-up", "%s", gt_result_name(result));
+        gt_check(!dlsym(RTLD_DEFAULT, "cuSimNewest"), "a look-up by dlsym", "finds nothing");
         gt_check(grSimCallCount("cuCheckpointProcessRestore") == 1 && state() == CHECKPOINTED, "restore", "not tried");
 }
 
