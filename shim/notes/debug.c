@@ -20,16 +20,18 @@
 #include "reclaim/reclaimable.h"
 #include "system/environment.h"
 
-#define ZONE_BYTES  ((size_t)512) /* the least of a red zone; its end is a multiple of this */
-#define ZONE_BYTE   0xbd
-#define KEPT_BYTE   0xdd                /* where GPURECLAIM_FILL names none */
-#define CHECK_BYTES ((size_t)256 << 10) /* read at a time */
-#define TEXT_BYTES  640
+#define ZONE_BYTES   ((size_t)512) /* the least of a red zone; its end is a multiple of this */
+#define ZONE_BYTE    0xbd
+#define KEPT_BYTE    0xdd                /* where GPURECLAIM_FILL names none */
+#define CHECK_BYTES  ((size_t)256 << 10) /* read at a time */
+#define TEXT_BYTES   640
+#define READ_LOOK_NS ((uint64_t)20000) /* between two looks at whether a read is over */
 
 enum state {
         LIVE,    /* the program has it */
         LEAVING, /* a thread frees it, or gives it to the pool: it has the entry, too */
         KEPT,    /* freed by the program, and in its device's queue */
+        READ,    /* LIVE or KEPT; its memory and its entry stay until check_block has read it */
 };
 
 struct gr_debug_block {
@@ -95,6 +97,25 @@ GR_HELD(lock) static struct gr_debug_block *watched_at(CUdeviceptr ptr)
         return block;
 }
 
+/* Lock held. Leaves it for a moment. What it guards may be another one now. */
+GR_HELD(lock) static void await_read(void)
+{
+        gr_assert_locked(&lock);
+        gr_unlock(&lock);
+        gr_driver.sleep_ns(READ_LOOK_NS);
+        gr_lock(&lock);
+}
+
+/* As watched_at, but the lock is left while the block is READ. */
+GR_HELD(lock) static struct gr_debug_block *settled_at(CUdeviceptr ptr)
+{
+        struct gr_debug_block *block;
+
+        while ((block = watched_at(ptr)) && block->state == READ)
+                await_read();
+        return block;
+}
+
 /* Lock held. The block is KEPT. */
 GR_HELD(lock) static void leave_queue(struct gr_debug_block *block)
 {
@@ -114,10 +135,10 @@ GR_HELD(lock) static void stop_watching(struct gr_debug_block *block)
         HASH_DEL(blocks, block);
 }
 
-/* Lock held. Enters the block, or deletes it where there is no room: then it is not watched. */
+/* Lock held, may be left. Enters the block, or deletes it where there is no room: then it is not watched. */
 GR_HELD(lock) static void start_watching(struct gr_debug_block *block)
 {
-        struct gr_debug_block *stale = watched_at(block->ptr);
+        struct gr_debug_block *stale = settled_at(block->ptr);
 
         if (stale && stale->state == LEAVING) { /* its thread deletes it */
                 free(block);
@@ -213,7 +234,8 @@ static void shorten_queue(int device, uint64_t most_bytes, const char *when)
                 struct gr_debug_block *block;
 
                 gr_lock(&lock);
-                block = kept[device].bytes > most_bytes ? kept[device].first : NULL;
+                while ((block = kept[device].bytes > most_bytes ? kept[device].first : NULL) && block->state == READ)
+                        await_read();
                 if (block) {
                         leave_queue(block);
                         block->state = LEAVING;
@@ -346,7 +368,7 @@ bool gr_debug_free(CUdeviceptr ptr, bool in_order, struct gr_debug_block **ret_b
         bool is_freed;
 
         gr_lock(&lock);
-        visit.block = watched_at(ptr);
+        visit.block = settled_at(ptr);
         is_freed = visit.block && visit.block->state != LIVE;
         if (visit.block && !is_freed)
                 visit.block->state = LEAVING;
@@ -399,39 +421,48 @@ void gr_debug_correct(CUdeviceptr ptr, struct gr_block_info *info)
         gr_unlock(&lock);
 }
 
+/* Checks the block at ptr, unless another thread does, or frees it. Nothing can give its memory back meanwhile. */
+static void check_block(struct gr_context *context, CUdeviceptr ptr, const char *when)
+{
+        struct gr_debug_block *block, copy;
+        size_t first = 0, changed;
+
+        gr_lock(&lock);
+        block = watched_at(ptr);
+        if (!block || !is_of(block, context) || block->is_reported || block->state == LEAVING || block->state == READ) {
+                gr_unlock(&lock);
+                return;
+        }
+        copy = *block;
+        block->state = READ;
+        gr_unlock(&lock);
+        changed = damage_to(&copy, &first);
+        gr_lock(&lock);
+        block->state = copy.state;
+        block->is_reported = changed > 0;
+        gr_unlock(&lock);
+        if (changed)
+                report_damage(&copy, changed, first, when);
+}
+
 /* Checks the blocks of a context, arg or, where that is NULL, of each. */
 static bool check_context(struct gr_context *context, void *arg)
 {
-        struct gr_debug_block *copies, *block, *tmp;
+        struct gr_debug_block *block, *tmp;
+        CUdeviceptr *ptrs;
         size_t count = 0;
 
         if (arg && arg != context)
                 return true;
         gr_lock(&lock);
-        copies = calloc(HASH_COUNT(blocks) + 1, sizeof(*copies));
+        ptrs = calloc(HASH_COUNT(blocks) + 1, sizeof(*ptrs));
         HASH_ITER (hh, blocks, block, tmp)
-                if (copies && is_of(block, context) && block->state != LEAVING && !block->is_reported)
-                        copies[count++] = *block;
+                if (ptrs && is_of(block, context))
+                        ptrs[count++] = block->ptr;
         gr_unlock(&lock);
-        for (size_t i = 0; i < count; i++) {
-                size_t first = 0, changed = damage_to(&copies[i], &first);
-
-                if (!changed)
-                        continue;
-                gr_lock(&lock);
-                block = watched_at(copies[i].ptr);
-                /* Else it was freed meanwhile, and what was read may be the next owner's. */
-                if (block && block->state == copies[i].state && block->allocated_ns == copies[i].allocated_ns &&
-                    !block->is_reported)
-                        block->is_reported = true;
-                else
-                        changed = 0;
-                gr_unlock(&lock);
-                if (changed)
-                        report_damage(&copies[i], changed, first,
-                                      arg ? "as its context ended" : "as the process ended");
-        }
-        free(copies);
+        for (size_t i = 0; i < count; i++)
+                check_block(context, ptrs[i], arg ? "as its context ended" : "as the process ended");
+        free(ptrs);
         return !arg;
 }
 

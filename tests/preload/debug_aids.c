@@ -11,6 +11,8 @@
  *   after-end  as after, but destroys the context at once
  *   after-exit as after, but exits at once
  *   beside-exit  as overrun, but another thread frees the block while the end of the process looks at it
+ *   beside-capture  as beside-exit, but the block is freed in a capture, where the free waits for nothing
+ *   beside-kept  as after, of 512 KiB; another thread fills the quarantine while the end of the process looks at it
  *   beside-destroy  as overrun, but the context is destroyed while another thread frees the block
  *   unwritten  prints bytes of blocks that it has not written: of fresh memory, of memory that served before, and of a
  *              pitched block
@@ -124,13 +126,29 @@ static void join_friend(void)
         pthread_join(friend, NULL);
 }
 
-static void beside(bool at_once)
+static void start_friend(bool at_once)
 {
         *(void **)&call_count = dlsym(RTLD_DEFAULT, "grSimCallCount");
+        GR_CHECK_EQ(pthread_create(&friend, NULL, free_beside, at_once ? &friend : NULL), 0);
+}
+
+static void beside(bool at_once)
+{
         in_doubt = culprit(1000);
         GR_MUST(cuMemsetD8(in_doubt + 1000, 7, 4));
         GR_MUST(cuCtxSynchronize());
-        GR_CHECK_EQ(pthread_create(&friend, NULL, free_beside, at_once ? &friend : NULL), 0);
+        start_friend(at_once);
+}
+
+static void beside_kept(void)
+{
+        CUdeviceptr ptr = allocate(MIB / 2);
+
+        in_doubt = allocate(MIB);
+        GR_MUST(cuMemFree(ptr));
+        GR_MUST(cuMemsetD8(ptr + 100, 7, 8));
+        GR_MUST(cuCtxSynchronize());
+        start_friend(false);
 }
 
 static void beside_destroy(void)
@@ -345,7 +363,7 @@ int main(int argc, char **argv)
 
         if (strcmp(mode, "neighbour") == 0)
                 return neighbour();
-        if (strcmp(mode, "beside-exit") == 0) {
+        if (strncmp(mode, "beside-", 7) == 0 && strcmp(mode, "beside-destroy") != 0) {
                 GR_MUST(cuInit(0));
                 atexit(join_friend); /* after the library, and before the driver */
         }
@@ -360,8 +378,13 @@ int main(int argc, char **argv)
                 far();
         else if (strcmp(mode, "at-exit") == 0 || strcmp(mode, "at-end") == 0)
                 overrun();
-        else if (strcmp(mode, "beside-exit") == 0)
+        else if (strcmp(mode, "beside-capture") == 0) {
                 beside(false);
+                GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        } else if (strcmp(mode, "beside-exit") == 0)
+                beside(false);
+        else if (strcmp(mode, "beside-kept") == 0)
+                beside_kept();
         else if (strcmp(mode, "beside-destroy") == 0)
                 beside_destroy();
         else if (strncmp(mode, "after", 5) == 0)

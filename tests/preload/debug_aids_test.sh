@@ -29,6 +29,7 @@ reported() {
         [ "$(grep -c ' warn: ' err)" -eq 1 ] || fail "$pool, $1: not one report"
         grep -qE -- "$2" err || fail "$pool, $1: not reported"
         grep -q '"debug_reports": *1\b' stats || fail "$pool, $1: not counted"
+        grep -q misuse err && fail "$pool, $1: memory is used that is gone"
 }
 
 quiet() {
@@ -60,6 +61,12 @@ reported at-end "$behind as its context ended; $at\$"
 slow=GRSIM_LATENCY=cuMemcpyDtoHAsync=300ms
 run beside-exit $guard $slow
 [ "$(grep -cE "$behind" err)" -eq 1 ] || fail "$pool, beside-exit: not one report"
+# What is looked at stays, also where the pool keeps nothing. (After a read that fails the block goes at once.)
+once=GRSIM_FAULT=cuMemcpyDtoHAsync_v2:2=999
+run beside-capture $guard $slow
+reported beside-capture "$behind as the process ended; $at\$"
+run beside-kept GPURECLAIM_QUARANTINE=1MiB $slow $once
+reported beside-kept "^gpureclaim: .* to a freed block of 524288 bytes $address \+100; found as the process ended"
 # A context ends only when its block has been looked at.
 run beside-destroy $guard $slow
 reported beside-destroy "$behind when it was freed; $at\$"
