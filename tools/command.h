@@ -101,6 +101,14 @@ int set_option(const char *command, enum gr_option_id id, const char *value);
 /* The command that reads a file that the library has written; NULL: it is no such file. */
 const char *reader_of(const char *path);
 
+/*
+ * A file that takes the place of the one at path when it is whole: readers see the old one or the new one. begin_file:
+ * its descriptor, and its name for end_file; or -errno; -EINVAL: at path is no regular file. end_file, where error, an
+ * errno, is set, leaves the old one as it was. 0 or -errno, which is -error where that is set.
+ */
+int begin_file(const char *path, char **ret_name);
+int end_file(const char *path, char *name, int error);
+
 /* The number of a process; 0: the text is none. */
 unsigned parse_pid(const char *text);
 

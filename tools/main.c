@@ -1,9 +1,11 @@
-/* The command: its table of subcommands, its help, and what runs another program. */
+/* The command: its table of subcommands, its help, what runs another program, and what replaces a file. */
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -125,6 +127,44 @@ int become(const char *command, char **argv)
         error = errno;
         complain("%s: %s: %s", command, argv[0], strerror(error));
         return error == ENOENT ? STATUS_NOT_FOUND : STATUS_NOT_EXECUTABLE;
+}
+
+int begin_file(const char *path, char **ret_name)
+{
+        static const char end[] = ".XXXXXX";
+        size_t name_bytes = strlen(path) + sizeof(end);
+        mode_t mask = umask(0);
+        struct stat old = {.st_mode = S_IFREG | (0666 & ~mask)};
+        char *name;
+        int fd;
+
+        umask(mask);
+        /* A device or a link is not to be replaced by a file. */
+        if (lstat(path, &old) == 0 && !S_ISREG(old.st_mode))
+                return -EINVAL;
+        name = malloc(name_bytes);
+        if (!name)
+                return -ENOMEM;
+        snprintf(name, name_bytes, "%s%s", path, end);
+        fd = mkostemp(name, O_CLOEXEC);
+        if (fd < 0) {
+                fd = -errno;
+                free(name);
+                return fd;
+        }
+        fchmod(fd, old.st_mode & 0777);
+        *ret_name = name;
+        return fd;
+}
+
+int end_file(const char *path, char *name, int error)
+{
+        if (!error && rename(name, path) != 0)
+                error = errno;
+        if (error)
+                unlink(name);
+        free(name);
+        return -error;
 }
 
 /*

@@ -219,37 +219,20 @@ const char *make_metrics(bool open_metrics, char **ret_page, size_t *ret_length)
         return rc ? strerror(ENOMEM) : NULL;
 }
 
-/* Readers see the old file or the new one. 0 or an errno. */
+/* 0 or -errno. */
 static int replace_file(const char *path, const char *page, size_t length)
 {
-        static const char end[] = ".XXXXXX";
-        size_t path_bytes = strlen(path) + sizeof(end);
-        char *new = malloc(path_bytes);
-        mode_t mask = umask(0);
-        struct stat old;
-        int fd, error = 0;
-        FILE *file;
+        char *name;
+        int error = 0, fd = begin_file(path, &name);
+        FILE *file = fd >= 0 ? fdopen(fd, "w") : NULL;
 
-        umask(mask);
-        if (!new)
-                return ENOMEM;
-        /* A device or a link is not to be replaced by a file. */
-        if (lstat(path, &old) == 0 && !S_ISREG(old.st_mode)) {
-                free(new);
-                return EINVAL;
-        }
-        snprintf(new, path_bytes, "%s%s", path, end);
-        fd = mkstemp(new);
-        file = fd >= 0 ? fdopen(fd, "w") : NULL;
-        if (!file || fchmod(fd, 0666 & ~mask) != 0 || fwrite(page, 1, length, file) != length || fflush(file) != 0 ||
-            rename(new, path) != 0)
+        if (fd < 0)
+                return fd;
+        if (!file || fwrite(page, 1, length, file) != length || fflush(file) != 0)
                 error = errno;
-        if (fd >= 0 && error)
-                unlink(new);
         if (file)
                 fclose(file);
-        free(new);
-        return error;
+        return end_file(path, name, error);
 }
 
 int command_metrics(const struct arguments *arguments)
@@ -270,6 +253,6 @@ int command_metrics(const struct arguments *arguments)
         }
         error = replace_file(path, page, length);
         if (error)
-                complain("metrics: %s: %s", path, error == EINVAL ? "not a regular file" : strerror(error));
+                complain("metrics: %s: %s", path, error == -EINVAL ? "not a regular file" : strerror(-error));
         return error ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -2,8 +2,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/json.h"
@@ -394,17 +396,52 @@ static void write_csv(const struct gr_trace *trace)
         }
 }
 
-/* From the first call on, standard output is the file; NULL and "-": it stays what it is. 0 or -errno. */
+/* What --output names: standard output, from begin_output on. */
+static struct {
+        bool begun;
+        char *name; /* as in begin_file; NULL: the file is written as it is */
+} to;
+
+/* From the first call on, standard output is the file; NULL: it stays what it is. 0 or -errno. */
 static int begin_output(const char *path)
 {
-        static bool begun;
         int fd;
 
-        if (!path || strcmp(path, "-") == 0 || begun)
+        if (!path || to.begun)
                 return 0;
-        fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        begun = fd >= 0 && dup2(fd, STDOUT_FILENO) >= 0;
-        return begun ? 0 : -errno;
+        fd = begin_file(path, &to.name);
+        if (fd < 0) /* a device or a link, or no file can be made beside it */
+                fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        to.begun = fd >= 0 && dup2(fd, STDOUT_FILENO) >= 0;
+        return to.begun ? 0 : -errno;
+}
+
+/* 0 or -errno. */
+static int end_output(const char *path)
+{
+        int error = 0;
+
+        if (fflush(stdout) != 0)
+                error = errno;
+        else if (ferror(stdout)) /* asks once more why an earlier write failed */
+                error = write(STDOUT_FILENO, "", 1) < 0 ? errno : EIO;
+        __fpurge(stdout); /* it is not told once more when the command ends */
+        clearerr(stdout);
+        return to.name ? end_file(path, to.name, error) : -error;
+}
+
+/* Whether the output would take the place of what is to be read, or of another file that the library has written. */
+static bool is_recording(const char *output, const struct arguments *arguments)
+{
+        struct stat there, input;
+
+        if (stat(output, &there) != 0 || !S_ISREG(there.st_mode))
+                return false;
+        for (int i = 0; i < arguments->count; i++)
+                if (stat(arguments->rest[i], &input) == 0 && input.st_dev == there.st_dev &&
+                    input.st_ino == there.st_ino)
+                        return true;
+        return reader_of(output) != NULL;
 }
 
 /* format: NULL for people. EXIT_SUCCESS or EXIT_FAILURE. */
@@ -461,8 +498,10 @@ int command_report(const struct arguments *arguments)
         const char *word = flag_value(arguments, "format"), *output = flag_value(arguments, "output"), *format = NULL;
         const char *ending = output && !word ? strrchr(output, '.') : NULL;
         bool understood = !word || strcmp(word, "summary") == 0;
-        int status = EXIT_SUCCESS;
+        int status = EXIT_SUCCESS, rc;
 
+        if (output && strcmp(output, "-") == 0)
+                output = NULL;
         if (word && strcmp(word, "rmm-csv") == 0)
                 word = "csv";
         for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
@@ -489,6 +528,10 @@ int command_report(const struct arguments *arguments)
                          format ? format : "", format ? "" : " or more");
                 return STATUS_USAGE;
         }
+        if (output && is_recording(output, arguments)) {
+                complain("report: --output %s: a recording, which would be lost", output);
+                return EXIT_FAILURE;
+        }
         for (int i = 0; i < arguments->count; i++) {
                 bool told = report_file(arguments->rest[i], format, output) == EXIT_SUCCESS;
 
@@ -496,6 +539,10 @@ int command_report(const struct arguments *arguments)
                         status = EXIT_FAILURE;
                 else if (i + 1 < arguments->count)
                         printf("\n");
+        }
+        if (to.begun && (rc = end_output(output))) {
+                complain("report: --output %s: %s", output, strerror(-rc));
+                status = EXIT_FAILURE;
         }
         return status;
 }

@@ -541,6 +541,22 @@ is "$(<"$tree/page.html")" "$shown"
 mistake 1 "$tree/none/x: " "$tool" report -o "$tree/page.html" "$tree/none/x"
 is "$(<"$tree/page.html")" "$shown"
 mistake 1 "report: --output $tree: Is a directory" "$tool" report -o "$tree" "$tree/one.trace"
+# What cannot be written whole leaves what was there, too, and no recording is written over.
+(trap '' XFSZ; ulimit -f 1; "$tool" report --html -o "$tree/page.html" "$tree/one.trace" >"$tree/out" 2>&1) &&
+        fail "half a page"
+is "$(<"$tree/out")" "gpureclaim: report: --output $tree/page.html: File too large"
+is "$(<"$tree/page.html")" "$shown"
+is "$(compgen -G "$tree/page.html?*")" ""
+ln -s one.trace "$tree/link"
+one=$(<"$tree/one.trace")
+for lost in one.trace link x.trace x.origins; do
+        mistake 1 "report: --output $tree/$lost: a recording, which would be lost" \
+                "$tool" report -o "$tree/$lost" "$tree/none" "$tree/one.trace"
+done
+is "$(<"$tree/one.trace")" "$one"
+ln -sf page.new "$tree/link"
+want 0 "$tool" report --format summary -o "$tree/link" "$tree/one.trace"
+is "$(<"$tree/page.new")" "$shown"
 mistake 2 "report: --format pdf: not understood" "$tool" report --format pdf "$tree/one.trace"
 mistake 2 "report: --csv and --json exclude each other" "$tool" report --format csv --json "$tree/one.trace"
 # Several: a report of each. One that cannot be read keeps none from being told.
