@@ -8,34 +8,39 @@
 #include "base/size.h"
 #include "command.h"
 #include "gpus.h"
+#include "system/options_file.h"
 #include "system/platform.h"
 
 #define PAUSE_US 200000
 
 /*
- * What a program with the library could get on the GPU: what is free, and what other processes have cached, which they
- * give back when asked. False: not known, because NVML is missing and no process with the library uses the GPU.
+ * What a program with the library could get on the GPU: what is free, and what other processes of its group have
+ * cached, which they give back when asked. False: not known, because NVML is missing, and no process with the library
+ * uses the GPU, or it is named by a number that could be another one's.
  */
-static bool find_room(const char *gpu, uint64_t *ret_bytes)
+static bool find_room(const char *gpu, const char *group, uint64_t *ret_bytes)
 {
         uint64_t free_bytes = 0, total = 0, cached = 0;
-        unsigned long index = strtoul(gpu, NULL, 10);
         struct gpu *gpus = NULL;
         size_t count, other;
-        char uuid[37] = "";
+        char uuid[37] = "-"; /* or the beginning of it; "-": not known */
         bool known = gpu_read_free(gpu, &free_bytes, uuid) == 0;
 
         if (gpus_open(false, &gpus, &count, &other) != 0)
                 count = 0;
+        if (uuid[0] == '-' && strlen(gpu) > 4) /* "GPU-..." */
+                snprintf(uuid, sizeof(uuid), "%s", gpu + 4);
+        else if (uuid[0] == '-' && count > 0 && !strcmp(gpu, "0") && !strcmp(gpus[0].uuid, gpus[count - 1].uuid))
+                memcpy(uuid, gpus[0].uuid, sizeof(uuid)); /* the only one in use */
         for (size_t i = 0; i < count; i++) {
-                if (known ? strcmp(gpus[i].uuid, uuid) != 0 : i != index)
+                if (strncmp(gpus[i].uuid, uuid, strlen(uuid)) != 0)
                         continue;
                 if (!known)
                         gpu_read(&gpus[i], true);
                 total = gpus[i].total_bytes;
                 if (!known && total)
                         free_bytes = total - gpus[i].used_bytes;
-                for (size_t j = 0; j < gpus[i].count; j++)
+                for (size_t j = 0; !strcmp(gpus[i].group, group) && j < gpus[i].count; j++)
                         cached += gpus[i].members[j].figures[GR_FIGURE_cached];
         }
         gpus_close(gpus, count);
@@ -60,6 +65,7 @@ int command_wait(const struct arguments *arguments)
         const char *timeout = flag_value(arguments, "timeout");
         char uuid[37];
         uint64_t have, timeout_ns = UINT64_MAX, begin = gr_platform_now_ns();
+        static struct gr_options options;
         struct gr_size want;
         bool known;
 
@@ -86,7 +92,8 @@ int command_wait(const struct arguments *arguments)
         }
         if (!gpu)
                 gpu = first_gpu();
-        while ((known = find_room(gpu, &have)) && have < want.bytes) {
+        gr_options_read(&options, NULL, NULL);
+        while ((known = find_room(gpu, options.group.text, &have)) && have < want.bytes) {
                 if (gr_platform_now_ns() - begin >= timeout_ns) {
                         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
 

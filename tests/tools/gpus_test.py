@@ -190,7 +190,7 @@ def what_is_not_ours(scene):
 
 def groups(scene):
     """What another group of the user has is no memory of others. The GPU that both are on is told once."""
-    one, other = scene.start(), scene.start(GPURECLAIM_GROUP="other")
+    one, other = (scene.start(GPURECLAIM_GROUP=group, GPURECLAIM_DECAY="0") for group in ("default", "other"))
     one.ask("alloc", 0, 100)
     other.ask("alloc", 0, 200)
     foreign = [(gpu["group"], gpu["gpu_used_bytes"] // MIB, gpu["foreign_bytes"]) for gpu in status(scene)]
@@ -204,6 +204,23 @@ def groups(scene):
     words = ["GPU", "  memory: 400.000 MiB of 1.000 GiB used, 100.000 MiB not", "  group default:", f"  {one.pid}",
              "  group other:", f"  {other.pid}", "  4000001 (in no group of yours): 77.000 MiB"]
     scene.check(heads == words, f"two groups, in words: {out}")
+    # 724 MiB are free; only the processes of one's own group give what they cache. Without the management library, too.
+    uuid = f"GPU-{status(scene)[0]['uuid']}"
+    nvml_env(scene, f"{uuid} 1024 300\n")
+    scene.check(one.ask("free") == 0 and other.ask("free") == 0, "both cache")
+
+    def fits(size, *flags, **environment):
+        return scene.run("wait", "--free", f"{size}MiB", "--timeout", "0", *flags, "--", "true", **environment)[::2]
+
+    scene.check(until(lambda: fits(824) == (0, "")), "the group's cache counts")
+    for environment in ({}, nvml):
+        scene.check(fits(824, **environment) == (0, "") and fits(825, **environment)[0] == 124, "one group's cache")
+        scene.check(until(lambda: fits(924, GPURECLAIM_GROUP="other", **environment) == (0, "")) and
+                    fits(925, GPURECLAIM_GROUP="other", **environment)[0] == 124, "the other group's cache")
+    scene.check(fits(824, "--gpu", uuid[:12]) == (0, "") and fits(825, "--gpu", uuid)[0] == 124, "by UUID alone")
+    for name in ("1", "GPU-0"):
+        said = fits(2000, "--gpu", name)
+        scene.check(said[0] == 0 and f"not known what is free on GPU {name}" in said[1], f"not in use: {said}")
     one.end()
     other.end()
 
