@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/arith.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/size.h"
@@ -153,8 +154,8 @@ static void print_origin(const struct origins *origins, const struct origin *ori
                 printf(" and %+.0f %s", count, block_word(fabs(count)));
         }
         printf("\n    the oldest allocated at %.3f s", (double)origin->oldest_ns / 1e9);
-        if (origins->now_ns > 0)
-                printf(" (%.0f s ago)", (double)(origins->now_ns - origin->oldest_ns) / 1e9);
+        if (origins->now_ns > 0) /* the blocks were read a little later */
+                printf(" (%.0f s ago)", (double)(origins->now_ns - gr_min(origin->oldest_ns, origins->now_ns)) / 1e9);
         if (origin->several_threads)
                 printf(", by several threads\n");
         else

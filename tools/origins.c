@@ -592,7 +592,7 @@ int origins_read(struct origins *origins, bool look, const struct origin_stacks 
         if (!rc) {
                 began_ns = origins->header.began_monotonic_ns;
                 origins->now_ns = origins->now_ns > began_ns ? origins->now_ns - began_ns : 0;
-                if (look && origins->header.looked_ns)
+                if (look && origins->header.looked_ns && origins->header.looked_ns < looked_ns)
                         origins->since_look_ns = looked_ns - origins->header.looked_ns;
                 if (look)
                         note_look(origins, looked_ns);

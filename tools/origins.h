@@ -49,7 +49,7 @@ struct origins {
         uint32_t *origin_numbers; /* of each record's origin, in the order of numbers; the last: of the unknown stack */
         uint64_t most_sample_bytes; /* of all blocks */
         uint64_t now_ns;            /* since the file began; 0: the program is not running */
-        uint64_t since_look_ns;     /* 0: there was no look before, or growth is not asked for */
+        uint64_t since_look_ns;     /* 0: growth is not asked for, or there was no look before now */
 };
 
 /* Opens the file of a process by its number, or a file by its name. False: it could not, and has printed why. */

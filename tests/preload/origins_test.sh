@@ -160,6 +160,20 @@ for i in 3 4; do
 done
 has "until, moved" "4.000 KiB in 1 block" "kept_by_thread (" "moved ("
 grep -q "4.000 KiB in 1 block; .*: +0 B and +0 blocks" said || fail "until, moved: it has not grown"
+# Blocks that are younger than the look, and a last look after it, as the clock of the day was set back.
+python3 -c '
+import os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+at = int.from_bytes(os.pread(file, 8, 16), "little")
+for slot in range(64):
+    os.pwrite(file, (10**17).to_bytes(8, "little"), at + slot * 40 + 16)
+os.pwrite(file, (2**62).to_bytes(8, "little"), 80)
+' "$(find . -name "*.$pid.origins")"
+"$command" leaks "$pid" >said
+has "until, young" "the oldest allocated at 100000000.000 s (0 s ago), by"
+grep -q "last look" said && fail "until, young: growth since a look that is still to come"
+"$command" leaks "$pid" >said
+has "until, young, again" " s ago: +0 B and +0 blocks"
 exec 3>&-
 wait $pid
 [ -z "$(find . -name "*.origins" -name "*.$pid.*")" ] || fail "until: the file is still there"
