@@ -2,10 +2,11 @@
  * The trace: what GPURECLAIM_TRACE writes, and how any part of the library adds to it.
  *
  * The file is a header and then entries of 32 bytes, little endian, in batches. The process maps it, so that what is
- * written stays when the process is killed. A thread takes a batch by adding 1 to `claimed`, and fills it. An entry is
- * there as soon as its head is not 0, which is written last. Batches lie in the order in which they were taken, entries
- * of several threads are put in order by their time. When the file cannot grow, the oldest batches are used again:
- * `claimed` goes on, and batch n lies at place n % ring.
+ * written stays when the process is killed. A thread takes a batch by adding 1 to `claimed`, and fills it; what it has
+ * not filled when it ends, a thread that begins later may fill. An entry is there as soon as its head is not 0, which
+ * is written last. Batches lie in the order in which they were taken, entries of several threads are put in order by
+ * their time. When the file cannot grow, the oldest batches are used again: `claimed` goes on, and batch n lies at
+ * place n % ring.
  */
 #ifndef GR_TRACE_FILE_H
 #define GR_TRACE_FILE_H

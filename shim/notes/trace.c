@@ -25,13 +25,19 @@
 #include "system/messages.h"
 
 #define BATCH_BYTES  (GR_TRACE_BATCH * sizeof(struct gr_trace_entry))
-#define STEP         512 /* batches that the file grows by: 1 MiB */
+#define STEP         512  /* batches that the file grows by: 1 MiB */
+#define LEFT_MAX     1024 /* parts of batches; what more threads leave is unused */
 #define MAPPED_BYTES (sizeof(struct gr_trace_header) + (size_t)GR_TRACE_BATCHES_MAX * BATCH_BYTES)
+
+/* The unused part of a batch. */
+struct part {
+        struct gr_trace_entry *next, *end;
+        uint64_t batch;
+};
 
 /* What a thread writes to. */
 static _Thread_local struct {
-        struct gr_trace_entry *next, *end;
-        uint64_t batch;
+        struct part part;
         uint32_t thread; /* its number in the system; 0: not asked yet */
         bool missed;     /* the thread's present request is no hit: the driver or the ladder was needed */
 } own __attribute__((tls_model("initial-exec")));
@@ -42,6 +48,10 @@ static uint64_t begin_ns;
 
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_TRACE); /* held while the file grows, also across write */
 static struct gr_mapped_file file GR_GUARDED_BY(lock);
+static struct part left[LEFT_MAX] GR_GUARDED_BY(lock); /* by threads that have ended, for those that begin */
+static unsigned left_count GR_GUARDED_BY(lock);
+static pthread_key_t thread_key; /* set in threads that have a part: leave_part */
+static bool thread_key_made;
 
 /*
  * Writes zeroes at the end of the file, for STEP more batches. A page of a mapping that the disk has no room for would
@@ -96,39 +106,76 @@ static __attribute__((noinline)) void grow_file(uint64_t batch)
         gr_unlock(&lock);
 }
 
-/* Takes another batch for this thread. */
-static void claim_batch(void)
-{
-        uint64_t batch = atomic_fetch_add_explicit(&header->claimed, 1, memory_order_relaxed);
-
-        if (batch >= batches)
-                grow_file(batch);
-        own.batch = batch;
-        own.next = (struct gr_trace_entry *)(header + 1) + batch % ring * GR_TRACE_BATCH;
-        own.end = own.next + GR_TRACE_BATCH;
-        if (batch >= ring)
-                memset(own.next, 0, BATCH_BYTES); /* so that no entry mixes old and new contents */
-        if (!own.thread)
-                own.thread = (uint32_t)syscall(SYS_gettid);
-}
-
 /*
  * Whether another thread may soon reuse the batch of this one, which has written so little that others are half the
  * file ahead of it.
  */
 static bool is_behind(void)
 {
-        return atomic_load_explicit(&header->claimed, memory_order_relaxed) - own.batch >
+        return atomic_load_explicit(&header->claimed, memory_order_relaxed) - own.part.batch >
                atomic_load_explicit(&batches, memory_order_relaxed) / 2;
+}
+
+/* The thread ends. If it goes on all the same, it begins anew. */
+static void leave_part(void *ignored)
+{
+        GR_NO_CANCEL;
+
+        (void)ignored;
+        gr_lock(&lock);
+        if (own.part.next < own.part.end && left_count < LEFT_MAX)
+                left[left_count++] = own.part;
+        gr_unlock(&lock);
+        own.part = (struct part){0};
+        own.thread = 0;
+}
+
+/*
+ * Whether the thread, which begins, has the rest of another one's batch now. Not later, when it has a batch behind it:
+ * what it writes lies in the order of its places.
+ */
+static __attribute__((noinline)) bool take_left(void)
+{
+        GR_KEEP_ERRNO;
+        GR_NO_CANCEL;
+        bool taken = false;
+
+        own.thread = (uint32_t)syscall(SYS_gettid);
+        if (!thread_key_made || pthread_setspecific(thread_key, &own) != 0)
+                return false;
+        gr_lock(&lock);
+        while (!taken && left_count > 0) {
+                own.part = left[--left_count];
+                taken = !is_behind();
+        }
+        gr_unlock(&lock);
+        return taken;
+}
+
+/* Takes another batch for this thread, or a part of one. */
+static void claim_batch(void)
+{
+        uint64_t batch;
+
+        if (!own.thread && take_left())
+                return;
+        batch = atomic_fetch_add_explicit(&header->claimed, 1, memory_order_relaxed);
+        if (batch >= batches)
+                grow_file(batch);
+        own.part.batch = batch;
+        own.part.next = (struct gr_trace_entry *)(header + 1) + batch % ring * GR_TRACE_BATCH;
+        own.part.end = own.part.next + GR_TRACE_BATCH;
+        if (batch >= ring)
+                memset(own.part.next, 0, BATCH_BYTES); /* so that no entry mixes old and new contents */
 }
 
 static void write_at(uint64_t now_ns, enum gr_entry what, int device, unsigned detail, uint64_t address, uint64_t bytes)
 {
         struct gr_trace_entry *entry;
 
-        if (__builtin_expect(own.next == own.end || is_behind(), 0))
+        if (__builtin_expect(own.part.next == own.part.end || is_behind(), 0))
                 claim_batch();
-        entry = own.next++;
+        entry = own.part.next++;
         entry->time_ns = now_ns - begin_ns;
         entry->address = address;
         entry->bytes = bytes;
@@ -219,6 +266,7 @@ bool gr_trace_init(void)
         for (int i = 0; i < GR_TRACE_DEVICES && gr_real.cuDeviceGetName; i++)
                 if (gr_real.cuDeviceGetName(header->devices[i], sizeof(header->devices[i]), i) != CUDA_SUCCESS)
                         break;
+        thread_key_made = pthread_key_create(&thread_key, leave_part) == 0;
         batches = STEP;
         ring = GR_TRACE_BATCHES_MAX;
         atomic_store(&gr_trace_to, add_entry);

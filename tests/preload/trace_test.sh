@@ -122,6 +122,16 @@ run bash -c "ulimit -f 2000 && exec env GPURECLAIM_POOL=bins $traced behind"
 is "a slow thread: exit status" 0 $status
 is "a slow thread: its block" 1 "$(count allocate ,12345,)"
 
+# What a thread leaves of its part, others use, but not what is used again next.
+run "$traced" short 3000
+is "short threads: exit status" 0 $status
+is "short threads: allocations" 3000 "$(count allocate)"
+is "short threads: frees" 3000 "$(count free)"
+is "short threads: MiB" 1 $(($(stat -c %s trace) >> 20))
+run bash -c "ulimit -f 2000 && exec env GPURECLAIM_POOL=bins $traced left"
+is "a thread that left: exit status" 0 $status
+is "a thread that left: a block of the first and one of the next" 2 "$(count allocate ,12345,)"
+
 # A free that is lost, of a block whose allocation is not: it is not told as live.
 run bash -c "ulimit -f 2000 && exec env GPURECLAIM_POOL=bins $traced lent"
 is "a lost free: exit status" 0 $status

@@ -14,6 +14,8 @@
  *   behind   a second thread allocates, waits for a while, and allocates a block of its own size, which stays; 28000
  *            entries later 10000 more follow
  *   pieces   frees every second of 16 blocks of 4 MiB, and then asks for 20 MiB; with a COUNT the GPU is busy meanwhile
+ *   short    COUNT threads, one after another, of a round each
+ *   left     as behind, but the second thread ends, and a third allocates that block
  *   lent     a second thread, which has written little, frees a block of the first, between 10000 entries and 27000
  */
 #include <cuda.h>
@@ -102,6 +104,24 @@ static void *free_lent(void *lent)
         pthread_barrier_wait(&turn);
         GR_MUST(cuMemFree(*(CUdeviceptr *)lent));
         return NULL;
+}
+
+static void *one_round(void *keeps)
+{
+        GR_MUST(cuCtxSetCurrent(context));
+        if (keeps)
+                keep();
+        else
+                rounds(1);
+        return NULL;
+}
+
+static void run_thread(void *keeps)
+{
+        pthread_t thread;
+
+        GR_MUST(pthread_create(&thread, NULL, one_round, keeps));
+        GR_MUST(pthread_join(thread, NULL));
 }
 
 static void *told_to_end(void *arg)
@@ -195,6 +215,16 @@ int main(int argc, char **argv)
                 rounds(14000);
                 pthread_barrier_wait(&turn);
                 GR_MUST(pthread_join(thread, NULL));
+                rounds(5000);
+        } else if (strcmp(mode, "short") == 0 && argc > 2) {
+                for (int i = 0; i < atoi(argv[2]); i++)
+                        run_thread(NULL);
+        } else if (strcmp(mode, "left") == 0) {
+                rounds(1); /* else this thread begins with what the other one leaves */
+                run_thread(NULL);
+                rounds(14000);
+                GR_MUST(cuMemFree(keep())); /* so that the thread writes one entry only */
+                run_thread(&turn);
                 rounds(5000);
         } else if (strcmp(mode, "lent") == 0) {
                 CUdeviceptr lent;
