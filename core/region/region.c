@@ -187,7 +187,7 @@ static int claim_slot(struct gr_region *region)
                     atomic_compare_exchange_strong(&region->map->owners[slot], &free_word, region->token))
                         return (int)slot;
         }
-        return -ENOSPC;
+        return -EUSERS;
 }
 
 static void fill_slot(struct gr_region *region, const char *name, uint32_t share)

@@ -232,7 +232,7 @@ int gr_region_open_of(struct gr_region *region, const struct gr_region_ops *ops,
                       uid_t user, const char *dir, const char *file, bool as_copy);
 
 /*
- * Claims a slot. -ENOSPC: living processes have all of them. -ESTALE: the file is gone; close the region and open it
+ * Claims a slot. -EUSERS: living processes have all of them. -ESTALE: the file is gone; close the region and open it
  * anew. name: any text, cut to GR_REGION_NAME_BYTES - 1; share: 1 to 1000. The region is open, and the process has no
  * slot in it.
  */

@@ -547,7 +547,9 @@ GR_HELD(all_lock) static void join_locked(struct member *member)
                 return;
         }
         if (!join_region(member, &rc))
-                say_alone(member, rc == -ENODEV ? "the driver does not tell the device's UUID" : strerror(-rc));
+                say_alone(member, rc == -ENODEV   ? "the driver does not tell the device's UUID"
+                                  : rc == -EUSERS ? "too many processes of the group use the GPU"
+                                                  : strerror(-rc));
         start_thread(member);
 }
 

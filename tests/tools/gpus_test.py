@@ -357,6 +357,35 @@ def files(scene):
     process.end()
 
 
+def owners_of(path):
+    """The words of the slots in the memory that processes share, one for each process."""
+    libc = ctypes.CDLL(None)
+    libc.shmat.restype = ctypes.c_void_p
+    with open(path, "rb") as file:
+        memory = libc.shmat(struct.unpack_from("I", file.read(), 12)[0], None, 0)
+    return (ctypes.c_uint64 * 512).from_address(memory + OWNERS_OFFSET)
+
+
+def crowded(scene):
+    """Where a group has no more room for a process, that is said, and it works alone."""
+    one = scene.start()
+    scene.check(one.ask("alloc", 0, 10) == 0, "the first cannot work")
+    (path,) = glob.glob(os.path.join(scene.environment["GPURECLAIM_REGION_DIR"], "*"))
+    owners = owners_of(path)
+    before = [*owners]
+    owners[:] = [max(before)] * len(before)
+    said = os.path.join(scene.folder, "said")
+    late = scene.start(before=("sh", "-c", f'exec "$@" 2>{said}', "sh"))
+    scene.check(late.ask("alloc", 0, 10) == 0, "the last one cannot work")
+    with open(said, encoding="utf-8") as file:
+        text = file.read()
+    words = "device 0: other processes cannot be seen (GPURECLAIM_REGION_DIR="
+    scene.check(words in text and ": too many processes of the group use the GPU)" in text, f"crowded: {text}")
+    owners[:] = before
+    for process in (one, late):
+        scene.check(process.end() == 0, "a process ended badly")
+
+
 def all_users(scene):
     """Root sees the processes of all users, told apart, and may give them orders; another user sees only its own."""
     other = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
@@ -409,14 +438,10 @@ def all_users(scene):
     code, out, error = scene.run("sleep", "--timeout", "0", str(theirs.pid), **default)
     scene.check((code, out) in ((0, f"{theirs.pid} python3: 0 B asleep\n"), (1, "")), f"sleep: {out}")
     # Who puts another user's process into a slot of his own does not get its orders.
-    libc = ctypes.CDLL(None)
-    libc.shmat.restype = ctypes.c_void_p
     owners = []
     for user in (0, 65534):
         (path,) = glob.glob(f"/dev/shm/gpureclaim-{user}*/{default['GPURECLAIM_GROUP']}-*")
-        with open(path, "rb") as file:
-            memory = libc.shmat(struct.unpack_from("I", file.read(), 12)[0], None, 0)
-        owners.append((ctypes.c_uint64 * 512).from_address(memory + OWNERS_OFFSET))
+        owners.append(owners_of(path))
     free = [*owners[1]].index(0)
     owners[1][free] = next(owner for owner in owners[0] if owner)
     scene.check([user for user, *_ in seen()] == [0, 65534] and len(seen()[1]) == 2, f"a process of another: {seen()}")
@@ -469,7 +494,8 @@ def all_users(scene):
 
 failed = 0
 for test, devices in ((orders, 2), (who_has_it, 1), (what_is_not_ours, 1), (groups, 1), (which_gpu, 1),
-                      (containers, 1), (waiting, 1), (one_run, 1), (watch, 1), (files, 1), (all_users, 1)):
+                      (containers, 1), (waiting, 1), (one_run, 1), (watch, 1), (files, 1), (crowded, 1),
+                      (all_users, 1)):
     with Scene(command, sim, shim, devices) as scene:
         os.mkdir(os.path.join(scene.folder, "lib"))
         shutil.copy(fake, os.path.join(scene.folder, "lib", "libnvidia-ml.so.1"))

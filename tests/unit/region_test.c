@@ -180,7 +180,7 @@ static void test_full(void)
                         one->map->slots[i].heartbeat_ns = now_ns;
                 }
         GR_CHECK_EQ(open_as(two, 2, "full"), 0);
-        GR_CHECK_EQ(gr_region_join(two, "late", 1), -ENOSPC);
+        GR_CHECK_EQ(gr_region_join(two, "late", 1), -EUSERS);
         GR_CHECK_EQ(two->slot, -1);
         /* Whichever slot is the only free one is found; one of a process that is gone is free. */
         peers[9] = GR_PROCESS_GONE;
