@@ -109,6 +109,9 @@ const char *reader_of(const char *path);
 int begin_file(const char *path, char **ret_name);
 int end_file(const char *path, char *name, int error);
 
+/* The path as a word for a shell, and for a command no flag; valid until the next call. */
+const char *shell_word(const char *path);
+
 /* The number of a process; 0: the text is none. */
 unsigned parse_pid(const char *text);
 

@@ -119,6 +119,19 @@ int command_help(const struct arguments *arguments)
         return EXIT_SUCCESS;
 }
 
+const char *shell_word(const char *path)
+{
+        static const char plain[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/._-+%=@:,";
+        static char word[4 * PATH_MAX + 8];
+        const char *quote = path[strspn(path, plain)] ? "'" : "";
+        size_t used = (size_t)sprintf(word, "%s%s", quote, *path == '-' ? "./" : "");
+
+        for (; *path && used < sizeof(word) - 8; path++)
+                used += (size_t)sprintf(word + used, *path == '\'' ? "'\\''" : "%c", *path);
+        strcpy(word + used, quote);
+        return word;
+}
+
 int become(const char *command, char **argv)
 {
         int error;

@@ -533,7 +533,8 @@ static bool open_left(struct origins *origins, unsigned pid)
                         continue;
                 if (fstat(origins->fd, &about) == 0 && about.st_uid == geteuid())
                         return true;
-                complain("leaks: %s is another user's; to read it all the same: gpureclaim leaks %s", path, path);
+                complain("leaks: %s is another user's; to read it all the same: gpureclaim leaks %s", path,
+                         shell_word(path));
                 close(origins->fd);
                 errno = EPERM;
                 return false;
@@ -553,7 +554,7 @@ bool origins_open(struct origins *origins, const char *what)
                         return true;
                 reader = errno == EINVAL ? reader_of(what) : NULL;
                 if (reader)
-                        complain("%s: a trace; to read it: gpureclaim %s %s", what, reader, what);
+                        complain("%s: a trace; to read it: gpureclaim %s %s", what, reader, shell_word(what));
                 else
                         complain("%s: %s", what,
                                  errno == EINVAL ? "not a file of GPURECLAIM_BACKTRACE" : strerror(errno));

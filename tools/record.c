@@ -125,7 +125,7 @@ static unsigned name_files(const char *prefix, const struct kind *kind, uint64_t
                         continue;
                 snprintf(path, sizeof(path), "%s%s", slash ? folder : "", found->d_name);
                 if (began_since(path, kind, since_ns)) {
-                        complain("recorded %s; to read it: gpureclaim %s %s", path, kind->command, path);
+                        complain("recorded %s; to read it: gpureclaim %s %s", path, kind->command, shell_word(path));
                         count++;
                 }
         }

@@ -458,7 +458,8 @@ static int report_file(const char *path, const char *format, const char *output)
         if (!rc && examined)
                 rc = read_origins(path, &report);
         if (rc == -EINVAL && (reader = reader_of(path)) && !strcmp(reader, "leaks"))
-                complain("%s: a file of GPURECLAIM_BACKTRACE; to read it: gpureclaim %s %s", path, reader, path);
+                complain("%s: a file of GPURECLAIM_BACKTRACE; to read it: gpureclaim %s %s", path, reader,
+                         shell_word(path));
         else if (rc == -EINVAL && line > 0)
                 complain("%s: line %zu: not a trace of allocations", path, line);
         else if (rc == -EINVAL)

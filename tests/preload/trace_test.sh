@@ -260,6 +260,13 @@ rm -f recorded/*
 "$command" record --sim -o recorded/it sh -c "$traced wraps 1; cd /; $traced wraps 1; exit 7" >out 2>err
 is "record, two processes: exit status" 7 $?
 is "record, two processes: said" 2 "$(grep -c 'recorded recorded/it' err)"
+# The command that it names can be given to a shell, whatever the name.
+for prefix in - 'a b' "it's" '~'; do
+        "$command" record --sim -o "$prefix" "$traced" wraps 1 >out 2>err
+        eval "\"\$command\" $(sed -n 's/.*; to read it: gpureclaim //p' err)" >said 2>&1 ||
+                fail "record, $prefix: not read: $(cat said)"
+        rm -f ./"$prefix".*
+done
 "$command" record --sim -o recorded/execs "$traced" execs 1 >out 2>err
 is "record, exec: said" 2 "$(grep -c 'recorded recorded/execs' err)"
 (
