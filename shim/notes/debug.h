@@ -18,6 +18,7 @@
  * - While a capture is open, to wait for the GPU may break it, and the memory belongs to a graph: such blocks are left
  *   alone. A free in stream order must not wait: the red zone is checked as it is, and the block is left alone.
  * - At the end of a context or of the process nothing is waited for: what is found then was written by finished work.
+ *   Other threads may free meanwhile; a free of the very block that is being read waits for the read.
  * - An exported block is checked but neither filled nor kept: another process may still have it open.
  */
 #ifndef GR_DEBUG_H
