@@ -498,8 +498,9 @@ def read_lines(path):
 def tested(results, tests=TOP / "tests"):
     """Where what was tested ran: of each log that is kept, a line for each place (tests/support/environment.py)."""
     found = []  # (what, place)
-    log = read_lines(tests / "gpu" / "gpu-check.txt")
-    found += [(f"`scripts/gpu-check`: {log[-1]}", log[-2])] if log else []
+    log = read_lines(tests / "gpu" / "gpu-check.txt")  # of several runs, one below the other
+    found += [(f"`scripts/gpu-check`: {line}", place) for place, line in zip(log, log[1:])
+              if re.match(r"\d+ passed, ", line)]
     log = read_lines(tests / "transparency" / "TRANSPARENCY.md")
     same = next((line.split("**")[1] for line in log if line.startswith("**")), "")
     what = f"[programs not written here](../tests/transparency/TRANSPARENCY.md): {same}"
