@@ -305,6 +305,7 @@ void gr_core_context_stays(struct gr_context *context)
         if (ending)
                 return;
         gr_context_each(context->core, context->device->ordinal, reach_each_other, context);
+        gr_core_reach(context->core, GR_ALL_DEVICES, context);
         gr_pinned_join(context);
 }
 

@@ -95,7 +95,10 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
  */
 void gr_core_context_ending(struct gr_context *context);
 
-/* The context was not destroyed: fences of contexts on its device cover it again, those on other devices do not. */
+/*
+ * The context was not destroyed: the fences of all contexts cover it again. Those on other devices do so whether or not
+ * it can reach their blocks, as which of them did is forgotten, and the driver keeps its peer access.
+ */
 void gr_core_context_stays(struct gr_context *context);
 
 /* The driver has destroyed the context and its memory: forgets both, without a call of the driver. */

@@ -762,7 +762,10 @@ void gr_context_end_inactive(void)
         }
 }
 
-/* Work of the current context can now access the peer's blocks, so the peer's fences must cover it. */
+/*
+ * Work of the current context can now access the peer's blocks, so the peer's fences must cover it. It may have had the
+ * access before: another call can enable it, as cuIpcOpenMemHandle, or a call past the library.
+ */
 GR_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
 {
         GR_PASS_DEEP;
@@ -771,7 +774,7 @@ GR_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int fl
         GR_NO_CANCEL;
 
         result = GR_REAL(cuCtxEnablePeerAccess, peer, flags);
-        if (result != CUDA_SUCCESS || !gr_shim_ready())
+        if ((result != CUDA_SUCCESS && result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) || !gr_shim_ready())
                 return result;
         current = gr_context_current();
         owner = gr_context_visit(peer);

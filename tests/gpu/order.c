@@ -2,8 +2,8 @@
  * Memory that is freed behind a kernel serves again before that kernel has ended, where later work of its device waits
  * for it. What does not wait by itself must come after the kernel all the same, else the kernel would write to memory
  * that is in use again: the first work that is not in the order of submission, another device's copy, which needs no
- * peer access, and another process. Once the program has waited for all work, what comes later need wait for nothing,
- * as a later kernel may wait for it. Under the library only.
+ * peer access, its kernel that has it, and another process. Once the program has waited for all work, what comes later
+ * need wait for nothing, as a later kernel may wait for it. Under the library only.
  *
  *   order [WAY]     all ways to write, and to wait, each in a process of its own; or this one
  *
@@ -33,6 +33,7 @@ static struct gt near;        /* of the memory */
 static CUcontext far;         /* of another device */
 static CUdeviceptr source;    /* full of NEW; far's, where that is there */
 static CUstream stream;       /* far's */
+static CUfunction far_fill;   /* far's, which has access to near's memory then */
 static CUdeviceptr elsewhere; /* near's */
 
 static void default_stream(CUdeviceptr p)
@@ -111,6 +112,30 @@ static void begin_far(void)
         GR_MUST(cuMemAlloc(&source, BYTES));
         GR_MUST(cuMemsetD32Async(source, NEW, WORDS, stream));
         GR_MUST(cuStreamSynchronize(stream));
+}
+
+/* reset: the primary context was retained and reset before, so the library does not know how often it is retained. */
+static void begin_peer(bool reset)
+{
+        CUmodule module;
+
+        if (reset) {
+                GR_MUST(cuDevicePrimaryCtxRetain(&far, 1));
+                GR_MUST(cuDevicePrimaryCtxReset(1));
+        }
+        begin_far();
+        gt_load_kernels(&module);
+        GR_MUST(cuModuleGetFunction(&far_fill, module, "gr_fill"));
+        GR_MUST(cuCtxEnablePeerAccess(near.ctx, 0));
+        if (reset)
+                GR_MUST(cuDevicePrimaryCtxRelease(1));
+}
+
+static void far_kernel(CUdeviceptr p)
+{
+        struct gt gt = {.fill = far_fill};
+
+        GR_MUST(gt_fill(&gt, stream, p, NEW, WORDS));
 }
 
 static void unified(CUdeviceptr p)
@@ -412,7 +437,14 @@ static CUresult wait_for_legacy_stream(void)
         return cuStreamSynchronize(CU_STREAM_LEGACY);
 }
 
-enum by { NEAR, FAR, FAR_LATER /* write begins with the other device */, PROCESS };
+enum by {
+        NEAR,
+        PROCESS,
+        FAR_LATER, /* write begins with the other device */
+        FAR,       /* from here on it begins before */
+        FAR_PEER,  /* and has access to the memory */
+        FAR_KEPT,  /* and the library has prepared for the end of its context, which then did not end */
+};
 
 static const struct way {
         const char *name;
@@ -449,6 +481,8 @@ static const struct way {
         {"reuse beside a graph", FAR, reuse_beside_graph, NULL},
         {"two copies at once", FAR, two_at_once, NULL},
         {"a graph beside a capture", FAR, graph_beside_capture, NULL},
+        {"a kernel with peer access", FAR_PEER, far_kernel, NULL},
+        {"the same after a release that does not end its context", FAR_KEPT, far_kernel, NULL},
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
@@ -545,6 +579,8 @@ static void try_write(const struct way *way)
 
         if (way->by == FAR)
                 begin_far();
+        else if (way->by > FAR)
+                begin_peer(way->by == FAR_KEPT);
         gt_attach(&near);
         if (way->by == NEAR) {
                 GR_MUST(cuMemAlloc(&source, BYTES));
@@ -556,11 +592,11 @@ static void try_write(const struct way *way)
         GR_MUST(gt_late_fill(&near, NULL, before, OLD, bytes / 4, LATE_US));
         GR_MUST(cuMemFree(before));
         GR_MUST(cuMemAlloc(&after, bytes));
-        if (way->by == FAR && after != before) /* pool kind bins: a barrier would make other work wait */
+        if (way->by >= FAR && after != before) /* pool kind bins: a barrier would make other work wait */
                 printf("-      %s: the memory does not serve again at once\n", way->name);
         else
                 GR_CHECK_EQ(after, before);
-        if (way->by == FAR)
+        if (way->by >= FAR)
                 GR_MUST(cuCtxSetCurrent(far));
         if (way->by == PROCESS)
                 tell_other(after);
@@ -581,7 +617,7 @@ static int try_way(size_t i)
                 begin_other();
         gt_open(&near);
         GR_MUST(cuDeviceGetCount(&devices));
-        if (devices < 2 && (ways[i].by == FAR || ways[i].by == FAR_LATER)) {
+        if (devices < 2 && ways[i].by >= FAR_LATER) {
                 printf("-      %s: there is one device only\n", ways[i].name);
                 return GT_SKIPPED;
         }

@@ -9,6 +9,7 @@
  *   behind_contexts PLUGIN FUNCTION  a line of a context that is the second one and made current by it; two devices
  *   behind_contexts PLUGIN green     green contexts beside their primary one, while the driver does not tell once who
  *                                    owns their memory; under the library alone
+ *   behind_contexts PLUGIN peers     lines of peer access that the plug-in has enabled; two devices
  *   behind_contexts PLUGIN released  lines of a primary context, on a driver that does not tell at once what is left
  */
 #include <cuda.h>
@@ -21,6 +22,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "gputest.h"
 #include "use_blocks.h"
 
 #define ROUNDS 20
@@ -34,6 +36,7 @@ static int (*behind_end)(CUcontext);
 static int (*behind_release)(int);
 static int (*behind_current)(CUcontext);
 static int (*behind_stream)(CUstream *);
+static int (*behind_peer_access)(CUcontext);
 static unsigned long (*calls_of)(const char *);
 static size_t (*used_bytes)(int);
 static bool under_the_library;
@@ -469,6 +472,38 @@ static void capture(void)
 }
 
 /*
+ * The second device has access to the first one's memory before the program asks for it. Its kernel comes after the one
+ * behind which the memory was freed.
+ */
+static void peers(void)
+{
+        enum { WORDS = 16 << 20, LATE_US = 300000 };
+        struct gt near, far;
+        CUdeviceptr ptr;
+
+        GR_MUST(cuDevicePrimaryCtxRetain(&far.ctx, 1));
+        GR_MUST(cuCtxSetCurrent(far.ctx));
+        gt_load_kernels(&far.module);
+        GR_MUST(cuModuleGetFunction(&far.fill, far.module, "gr_fill"));
+        gt_open(&near);
+        GR_MUST(cuCtxSetCurrent(far.ctx));
+        GR_MUST(behind_peer_access(near.ctx));
+        printf("peer access that a plug-in has enabled: %d\n", (int)cuCtxEnablePeerAccess(near.ctx, 0));
+        GR_MUST(cuCtxSetCurrent(near.ctx));
+        GR_MUST(cuMemAlloc(&ptr, 4ul * WORDS));
+        GR_MUST(gt_late_fill(&near, NULL, ptr, 1, WORDS, LATE_US));
+        GR_MUST(cuMemFree(ptr));
+        GR_MUST(cuMemAlloc(&ptr, 4ul * WORDS));
+        GR_MUST(cuCtxSetCurrent(far.ctx));
+        GR_MUST(gt_fill(&far, NULL, ptr, 2, WORDS));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSetCurrent(near.ctx));
+        GR_MUST(cuCtxSynchronize());
+        printf("filled by the second device: %u words wrong\n", gt_wrong_words(ptr, 4ul * WORDS, 2));
+        GR_MUST(cuMemFree(ptr));
+}
+
+/*
  * Whatever the library is refused at first, afterwards it serves the context from its cache and asks the driver
  * nothing: not even which context is current, as there is one only. And it holds nothing on to what it looked at.
  */
@@ -594,7 +629,8 @@ int main(int argc, char **argv)
         void *plugin = argc == 2 || argc == 3 ? dlopen(argv[1], RTLD_NOW | RTLD_DEEPBIND) : NULL;
 
         if (!plugin) {
-                fprintf(stderr, "usage: behind_contexts PLUGIN [green | refused | released | stream | FUNCTION]\n");
+                fprintf(stderr,
+                        "usage: behind_contexts PLUGIN [green | peers | refused | released | stream | FUNCTION]\n");
                 return 2;
         }
         find(plugin, "behind_green", &behind_green);
@@ -604,6 +640,7 @@ int main(int argc, char **argv)
         find(plugin, "behind_release", &behind_release);
         find(plugin, "behind_current", &behind_current);
         find(plugin, "behind_stream", &behind_stream);
+        find(plugin, "behind_peer_access", &behind_peer_access);
         find(RTLD_DEFAULT, "grSimCallCount", &calls_of);
         find(RTLD_DEFAULT, "grSimUsedBytes", &used_bytes);
         under_the_library = dlsym(RTLD_DEFAULT, "gpureclaim_status") != NULL;
@@ -615,6 +652,8 @@ int main(int argc, char **argv)
                         of_a_stream();
                 else if (strcmp(argv[2], "refused") == 0)
                         refused();
+                else if (strcmp(argv[2], "peers") == 0)
+                        peers();
                 else if (strcmp(argv[2], "green") == 0)
                         green_beside_primary();
                 else

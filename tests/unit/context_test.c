@@ -355,7 +355,7 @@ static void test_two_end(void)
 /* One that was not destroyed after all is covered by the other's fence again, and the other by its own. */
 static void test_covered_again(void)
 {
-        struct gr_context *other, *stays;
+        struct gr_context *other, *stays, *far;
 
         start();
         other = gr_core_context_add(&core, sg_context_new(0), 0);
@@ -365,6 +365,13 @@ static void test_covered_again(void)
         gr_core_context_stays(stays);
         GR_CHECK_EQ(gr_fence_accessors(other->fence), 2);
         GR_CHECK_EQ(gr_fence_accessors(stays->fence), 2);
+        far = gr_core_context_add(&core, sg_context_new(1), 1);
+        gr_fence_add_accessor(far->fence, stays); /* as with peer access, which the driver does not take back */
+        gr_core_context_ending(stays);
+        GR_CHECK_EQ(gr_fence_accessors(far->fence), 1);
+        gr_core_context_stays(stays);
+        GR_CHECK_EQ(gr_fence_accessors(far->fence), 2);
+        GR_CHECK_EQ(gr_fence_accessors(stays->fence), 2); /* not what far's work can reach */
         finish();
 }
 

@@ -12,6 +12,7 @@ __attribute__((visibility("default"))) int behind_end(CUcontext context);
 __attribute__((visibility("default"))) int behind_release(int device);
 __attribute__((visibility("default"))) int behind_current(CUcontext context);
 __attribute__((visibility("default"))) int behind_stream(CUstream *stream);
+__attribute__((visibility("default"))) int behind_peer_access(CUcontext peer);
 
 int behind_free(CUdeviceptr ptr)
 {
@@ -83,4 +84,9 @@ int behind_current(CUcontext context)
 int behind_stream(CUstream *stream)
 {
         return (int)cuStreamCreate(stream, CU_STREAM_NON_BLOCKING);
+}
+
+int behind_peer_access(CUcontext peer)
+{
+        return (int)cuCtxEnablePeerAccess(peer, 0);
 }
