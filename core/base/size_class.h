@@ -28,7 +28,13 @@
 #define GR_CLASS_EXACT (GR_CLASS_SMALL + 16)            /* to 32 MiB: every block of a class has the same size */
 #define GR_CLASS_COUNT (GR_CLASS_EXACT + (40 - 25) * 8) /* to GR_BLOCK_MAX_BYTES */
 
-#define GR_SEGMENTS_UNIT_BYTES ((size_t)512) /* sizes and addresses of ranges are multiples of it */
+#define GR_SEGMENTS_UNIT_BYTES ((size_t)512) /* of ranges up to 1 MiB */
+
+#ifdef __aarch64__
+#define GR_HOST_PAGE_BYTES ((size_t)64 << 10) /* the largest that kernels are built with */
+#else
+#define GR_HOST_PAGE_BYTES ((size_t)4 << 10)
+#endif
 
 _Static_assert(GR_PAGE_BYTES == (size_t)1 << GR_PAGE_SHIFT, "a shift finds the page");
 _Static_assert(GR_SMALL_MAX_BYTES < GR_PAGE_BYTES, "a block of a slab fits in it");
@@ -80,6 +86,21 @@ static inline size_t gr_footprint_bytes(size_t capacity_bytes)
 static inline bool gr_is_small(size_t capacity_bytes)
 {
         return capacity_bytes <= GR_SMALL_MAX_BYTES;
+}
+
+/*
+ * What the sizes and addresses of ranges are multiples of. Large ones are whole pages of the host, as other devices can
+ * be given nothing else (dma-buf), and natively all memory above 1 MiB begins at a page.
+ */
+static inline size_t gr_range_unit(bool small)
+{
+        return small ? GR_SEGMENTS_UNIT_BYTES : GR_HOST_PAGE_BYTES;
+}
+
+/* The size of the range that serves a request. */
+static inline size_t gr_range_bytes(size_t bytes)
+{
+        return gr_round_up(bytes, gr_range_unit(gr_is_small(bytes)));
 }
 
 /* What the host takes for so many bytes of pinned memory: whole pages. */

@@ -280,7 +280,7 @@ GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct 
         if (!arena || !gr_fastbins_may_have(&arena->fastbins, bytes))
                 return 0;
         gr_arena_lock(arena);
-        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));
+        block = gr_fastbin_find(&arena->fastbins, gr_range_bytes(bytes));
         if (block && may_hand_out(block, context, context->fence)) {
                 gr_fastbin_leave(&arena->fastbins, block);
                 ptr = hand_out_at_home(arena, block, next_generation(arena), bytes);
@@ -444,7 +444,7 @@ struct gr_block *gr_arena_take_fastbin(struct gr_arena *arena, size_t bytes)
         struct gr_block *block;
 
         gr_arena_lock(arena);
-        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));
+        block = gr_fastbin_find(&arena->fastbins, gr_range_bytes(bytes));
         if (block && may_hand_out(block, arena->context, arena->context->fence)) {
                 gr_fastbin_leave(&arena->fastbins, block);
                 count_hit(arena);
@@ -464,7 +464,7 @@ uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes)
             !gr_fastbins_may_have(&arena->fastbins, bytes))
                 return 0;
         gr_arena_lock(arena);
-        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES));
+        block = gr_fastbin_find(&arena->fastbins, gr_range_bytes(bytes));
         epoch = block ? block->freed_epoch : 0;
         gr_arena_unlock(arena);
         return epoch;

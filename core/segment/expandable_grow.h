@@ -10,8 +10,8 @@ struct gr_block;
 struct gr_context;
 
 /*
- * A block of bytes, a multiple of GR_SEGMENTS_UNIT_BYTES, behind which memory is mapped where there is none; in the
- * ledger as CACHED. What is mapped beyond it is free. kind: the one for bytes; for a graph segment the caller's graph
+ * A block of bytes, as gr_range_bytes rounds them, behind which memory is mapped where there is none; in the ledger as
+ * CACHED. What is mapped beyond it is free. kind: the one for bytes; for a graph segment the caller's graph
  * is one of the context's graph_users (graph_segments.h). -ENOSPC: there is no expandable segment, or no addresses are
  * left in it, and nothing has happened. -EDQUOT, -ENOMEM, or the driver's error: what was mapped until then is cached.
  * Calls the driver; no lock held.

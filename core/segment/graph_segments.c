@@ -158,7 +158,7 @@ struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes
         struct gr_block *block = NULL;
         struct gr_range *range;
 
-        bytes = gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES);
+        bytes = gr_range_bytes(bytes);
         gr_fence_poll(context->fence); /* no barrier may be laid while a capture is open */
         gr_lock(&segments->lock);
         wait_for_busy(context, true);
@@ -177,8 +177,8 @@ struct gr_block *gr_graph_segments_take(struct gr_context *context, size_t bytes
 
 int gr_graph_segments_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
-        int rc = gr_expandable_grow(context, gr_expandable_graph_kind(gr_is_small(bytes)),
-                                    gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES), ret_block);
+        int rc = gr_expandable_grow(context, gr_expandable_graph_kind(gr_is_small(bytes)), gr_range_bytes(bytes),
+                                    ret_block);
 
         if (!rc)
                 gr_count(context->core, GR_COUNTER_fresh_allocs, 1);
@@ -260,10 +260,12 @@ struct gr_block *gr_graph_range_cut(struct gr_block *block, size_t bytes)
         struct gr_context *context = block->context;
 
         assert(block->flags == GR_BLOCK_RANGE && block->capacity_bytes >= bytes);
-        bytes = gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES);
         gr_lock(&context->segments->lock);
-        if (gr_block_state(block) != GR_BLOCK_GONE && block->capacity_bytes > bytes)
-                rest = gr_range_cut(range, bytes);
+        if (gr_block_state(block) != GR_BLOCK_GONE) { /* else its segment has gone, too */
+                bytes = gr_round_up(bytes, gr_range_unit(range->segment->small));
+                if (block->capacity_bytes > bytes)
+                        rest = gr_range_cut(range, bytes);
+        }
         if (rest) {
                 gr_block_begin_cached(&rest->block, gr_class_of(rest->block.capacity_bytes), GR_BLOCK_RANGE);
                 if (gr_segments_list(context, &rest->block)) {

@@ -64,8 +64,8 @@ void gr_graph_segments_context_gone(struct gr_context *context);
 
 /*
  * Shortens block, whose only flag is GR_BLOCK_RANGE, to bytes, at most its capacity, rounded up to
- * GR_SEGMENTS_UNIT_BYTES. Returns the rest as a block, which is the caller's, too. NULL: there is no rest, or no host
- * memory for its structure; block is unchanged.
+ * gr_range_unit of its segment. Returns the rest as a block, which is the caller's, too. NULL: there is no rest, or no
+ * host memory for its structure; block is unchanged.
  */
 struct gr_block *gr_graph_range_cut(struct gr_block *block, size_t bytes);
 

@@ -212,7 +212,8 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         struct gr_range *rest;
 
         gr_assert_locked(&segments->lock);
-        assert(bytes > 0 && bytes % GR_SEGMENTS_UNIT_BYTES == 0 && bytes <= block->capacity_bytes);
+        assert(bytes > 0 && bytes <= block->capacity_bytes);
+        assert((block->ptr | bytes) % gr_range_unit(range->segment->small) == 0);
         assert(range->segment->small == gr_is_small(bytes) || range->segment->graph);
         /* The report of a failed allocation adds up blocks by their class (oom_report.h). */
         gr_block_begin_cached(block, gr_class_of(bytes), GR_BLOCK_RANGE | (range->segment->graph ? GR_BLOCK_GRAPH : 0));

@@ -151,11 +151,6 @@ void gr_segments_context_gone(struct gr_context *context)
 
 /* Below, the segments' lock is held unless a comment says otherwise; it is never held across a call of the driver. */
 
-static size_t range_bytes(size_t bytes)
-{
-        return gr_round_up(bytes, GR_SEGMENTS_UNIT_BYTES);
-}
-
 /* Whether freed ranges may go into fastbins at all. Any lock may be held. */
 static bool has_fastbins(struct gr_context *context)
 {
@@ -237,10 +232,10 @@ struct gr_block *gr_segments_take_usable(struct gr_context *context, size_t byte
                 return NULL;
         gr_lock(&segments->lock);
         gr_segments_free_usable(context);
-        range = find_fit(context, range_bytes(bytes), GR_SEGMENTS_FROM_CLOSE, gr_fence_usable_epoch(context->fence),
+        range = find_fit(context, gr_range_bytes(bytes), GR_SEGMENTS_FROM_CLOSE, gr_fence_usable_epoch(context->fence),
                          &at);
         if (range)
-                block = take_from(context, range, at, range_bytes(bytes));
+                block = take_from(context, range, at, gr_range_bytes(bytes));
         gr_unlock(&segments->lock);
         return block;
 }
@@ -254,7 +249,7 @@ GR_HOT_CODE struct gr_block *gr_segments_take(struct gr_context *context, size_t
         struct gr_range *range = NULL;
         uint64_t at = 0;
 
-        bytes = range_bytes(bytes);
+        bytes = gr_range_bytes(bytes);
         gr_lock(&segments->lock);
         gr_segments_free_usable(context);
         if (is_slight(context, bytes))
@@ -354,7 +349,7 @@ int gr_segments_grow(struct gr_context *context, size_t bytes, struct gr_block *
 
         if (block)
                 goto found;
-        rc = gr_expandable_grow(context, gr_expandable_kind(gr_is_small(bytes)), range_bytes(bytes), ret_block);
+        rc = gr_expandable_grow(context, gr_expandable_kind(gr_is_small(bytes)), gr_range_bytes(bytes), ret_block);
         if (rc == -ENOSPC && context->core->config.pool == GR_POOL_AUTO && atomic_load(&segments->expandable_refused)) {
                 if (!has_expandable(segments))
                         atomic_store(&context->segments_active, false);
@@ -390,7 +385,7 @@ int gr_segments_grow(struct gr_context *context, size_t bytes, struct gr_block *
                 return -ENOMEM;
         }
         gr_segments_surplus(segments, (int64_t)segment->bytes);
-        block = gr_segments_carve(context, segment->first, range_bytes(bytes));
+        block = gr_segments_carve(context, segment->first, gr_range_bytes(bytes));
         gr_unlock(&segments->lock);
         rc = block ? 0 : -ENOMEM;
         if (block)

@@ -80,7 +80,7 @@ static uint64_t bytes_above(struct gr_device *device, uint64_t peak, size_t requ
         uint64_t reserved = atomic_load(&device->reserved_bytes), line;
 
         assert(request_bytes <= GR_BLOCK_MAX_BYTES && growth_bytes <= INT64_MAX); /* no sum below overflows */
-        peak = gr_max(peak, gr_budget_live(device) + gr_round_up(request_bytes, GR_SEGMENTS_UNIT_BYTES));
+        peak = gr_max(peak, gr_budget_live(device) + gr_range_bytes(request_bytes));
         line = peak + gr_max(peak / share, SLACK_LEAST_BYTES);
         return reserved + growth_bytes > line ? reserved + growth_bytes - line : 0;
 }

@@ -348,16 +348,20 @@ static CUresult export_range(CUdeviceptr begin, CUdeviceptr end)
 }
 
 /*
- * The pages around a block that does not begin or end with a page can be exported, as UCX does, and no page more. It is
- * that block which serves nobody else then, not the one before it in the first page.
+ * A large block begins with a page of the host, as natively. The pages around one that does not begin or end with a
+ * page can be exported, as UCX does, and no page more. It is that block which serves nobody else then, not the one
+ * before it in the first page.
  */
 static void test_export_pages(void)
 {
-        enum { BYTES = 3 * MIB + 5, HOST_PAGE = 4096 };
+        enum { BYTES = 512 * KIB + 5, HOST_PAGE = 4096 };
         CUdeviceptr before, ptr, begin, end;
         uint64_t cached_bytes;
 
         gt_open(&gt);
+        allocate(3 * MIB + 5);
+        ptr = allocate(3 * MIB);
+        GR_CHECK_EQ(export_range(ptr, ptr + 3 * MIB), CUDA_SUCCESS);
         before = allocate(BYTES);
         ptr = allocate(BYTES);
         begin = ptr / HOST_PAGE * HOST_PAGE;

@@ -16,7 +16,7 @@ static void test_exact(void)
 {
         struct gr_block_info first, again;
         struct gr_segments_place place;
-        const size_t most = 9 * MIB - 700 * KIB, less = 3 * MIB + 700 * KIB;
+        const size_t most = 9 * MIB - 704 * KIB, less = 3 * MIB + 704 * KIB;
         uint64_t charged, a, b, c, rest, hits;
 
         gpu_begin_auto();
@@ -94,6 +94,7 @@ static void test_exact(void)
  */
 static void test_room(void)
 {
+        const size_t least = 3 * MIB - 4 * GR_HOST_PAGE_BYTES;
         struct gr_fastbins *fastbins;
         uint64_t ptrs[24], a, b, c;
         struct gr_arena *arena;
@@ -102,8 +103,8 @@ static void test_room(void)
         a = gpu_take(32 * MIB);
         b = gpu_take(40 * MIB);
         c = gpu_take(65 * MIB);
-        for (int i = 0; i < 24; i++)
-                ptrs[i] = gpu_take(3 * MIB + 512 * (size_t)(i % 8));
+        for (size_t i = 0; i < 24; i++)
+                ptrs[i] = gpu_take(least + GR_HOST_PAGE_BYTES * (i % 8));
         arena = gr_arena_own(context);
         fastbins = &arena->fastbins;
         gpu_give(a, 32 * MIB);
@@ -121,8 +122,8 @@ static void test_room(void)
                 GR_CHECK_EQ(fastbins->count, i < 21 ? i + 1 : i - 10); /* of 21 that fit 10 stay */
         }
         /* The oldest of all sizes left: of each of the 8 sizes there are some. */
-        for (int i = 0; i < 8; i++)
-                GR_CHECK(gr_arena_fastbin_epoch(arena, 3 * MIB + 512 * (size_t)i) > 0);
+        for (size_t i = 0; i < 8; i++)
+                GR_CHECK(gr_arena_fastbin_epoch(arena, least + GR_HOST_PAGE_BYTES * i) > 0);
         gr_segments_trim_merge_fastbins(context);
         GR_CHECK_EQ(gr_arenas_fastbins(context), 0);
         atomic_store(&gpu_device()->peak_live_bytes, 32 * MIB);

@@ -82,6 +82,21 @@ static void test_small_parts(void)
         end();
 }
 
+/* Large ranges stay whole pages of the host, also where a small request gets almost all of one. */
+static void test_whole_pages(void)
+{
+        uint64_t p;
+
+        begin_private();
+        p = held(hold, MIB + GR_HOST_PAGE_BYTES);
+        must_free(p);
+        GR_CHECK_EQ(take(MIB - 512), p);
+        GR_CHECK_EQ(gpu_device()->graph_bytes, GR_HOST_PAGE_BYTES);
+        must_free(p);
+        last_graph_goes();
+        end();
+}
+
 /* They join neither with what is live nor with what another graph has. */
 static void test_neighbours(void)
 {
@@ -175,6 +190,7 @@ int main(void)
 {
         test_parts();
         test_small_parts();
+        test_whole_pages();
         test_parts_of_context();
         gpu_mapping = true;
         test_parts();

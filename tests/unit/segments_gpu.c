@@ -81,7 +81,7 @@ uint64_t gpu_take(size_t bytes)
 
         if (sg_alloc(context, bytes, &ptr))
                 return 0;
-        GR_CHECK_EQ(ptr % GR_SEGMENTS_UNIT_BYTES, 0);
+        GR_CHECK_EQ(ptr % gr_range_unit(gr_is_small(bytes)), 0);
         /* On a stream that has none, so that nothing else orders it; but one stream is all there is at first. */
         sg_work(context->handle, !gr_fence_is_in_order(context->fence), ptr, 0);
         return ptr;
