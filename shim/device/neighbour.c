@@ -305,6 +305,8 @@ static void obey_request(struct member *member, const struct gr_request *request
 
         if (request->orders & GR_ORDER_LIMIT && request->new_limit > 0) {
                 gr_budget_set_limit(device, GR_LIMIT_HARD, request->new_limit);
+                if (gr_own_calls)
+                        gr_driver.refresh_pools(device->ordinal); /* without a limit they grow uncounted */
                 gr_trace_add(GR_ENTRY_LIMIT, device->ordinal, 0, 0, request->new_limit);
                 gr_log(GR_LOG_INFO, "device %d: hard limit changed by another process", device->ordinal);
         }

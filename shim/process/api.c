@@ -217,6 +217,7 @@ GR_EXPORT int gpureclaim_set_limit(int device, uint64_t hard_limit_bytes)
 {
         struct gr_device *of;
         GR_KEEP_ERRNO;
+        GR_OWN_CALLS;
 
         if (hard_limit_bytes < (uint64_t)gr_option_table[GR_OPTION_HARD_LIMIT].min)
                 return -EINVAL;
@@ -224,6 +225,8 @@ GR_EXPORT int gpureclaim_set_limit(int device, uint64_t hard_limit_bytes)
         if (!of)
                 return -ENODEV;
         gr_budget_set_limit(of, GR_LIMIT_HARD, hard_limit_bytes);
+        if (gr_own_calls)
+                gr_driver.refresh_pools(device); /* without a limit they grow uncounted */
         gr_trace_add(GR_ENTRY_LIMIT, device, 0, 0, hard_limit_bytes);
         gr_log(GR_LOG_INFO, "device %d: hard limit changed by the program", device);
         if (gr_core.wake)

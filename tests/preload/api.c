@@ -313,6 +313,20 @@ static void test_failing_hooks(void)
                 GR_CHECK_EQ(unlist(ids[i]), 0);
 }
 
+/* It counts what pools took while there was none. */
+static void test_late_limit(void)
+{
+        gpureclaim_set_limit_function *set_limit;
+        void *found = dlsym(RTLD_DEFAULT, "gpureclaim_set_limit");
+        CUdeviceptr ptr;
+
+        memcpy(&set_limit, &found, sizeof(set_limit));
+        gt_open(&gt);
+        GR_MUST(cuMemAllocAsync(&ptr, 200 * MIB, NULL));
+        GR_CHECK_EQ(set_limit(gt.device, 300 * MIB), 0);
+        GR_CHECK_EQ(cuMemAlloc(&ptr, 200 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
+}
+
 /* What this process exported and imports again is in its account already, under each name that descriptors have. */
 static void test_own_import(void)
 {
@@ -454,6 +468,7 @@ int main(int argc, char **argv)
                 {"endless", test_endless},
                 {"no-worker", test_no_worker},
                 {"failing", test_failing_hooks},
+                {"late-limit", test_late_limit},
                 {"own-import", test_own_import},
                 {"export-pages", test_export_pages},
                 {"exit", test_exit},

@@ -121,8 +121,8 @@ void mode_phases(void)
                 end(&workers[i], 0);
 }
 
-/* A request as others put it, and the worker's limit afterwards, in MiB. */
-static int limit_after(struct worker *worker, struct gr_region *region, const struct gr_request *request)
+/* A request as others put it, until it is answered. */
+static void put(struct worker *worker, struct gr_region *region, const struct gr_request *request)
 {
         struct gr_patience patience = {gr_platform_now_ns(), UINT64_C(5000000000), UINT64_MAX};
         struct gr_member member;
@@ -134,20 +134,29 @@ static int limit_after(struct worker *worker, struct gr_region *region, const st
                         fail("a request is not answered", i);
                 /* The last word of an order stands in the slot for good, an order or not. */
                 atomic_store(&region->map->slots[i].new_limit, 64 * MIB);
-                return ask(worker, 'g', 0).result;
+                return;
         }
         fail("the worker is no member", worker->pid);
-        return 0;
 }
 
-/* Only an order changes a limit, and none ends what the program may have. */
+/* The worker's limit afterwards, in MiB. */
+static int limit_after(struct worker *worker, struct gr_region *region, const struct gr_request *request)
+{
+        put(worker, region, request);
+        return ask(worker, 'g', 0).result;
+}
+
+/* Only an order changes a limit, and none ends what the program may have. What pools took before it counts. */
 void mode_orders(void)
 {
         static struct gr_region region;
         struct worker worker = start(0);
 
-        if (ask(&worker, 'a', 100).result != 0 || !open_region(&region))
+        if (ask(&worker, 'a', 100).result != 0 || ask(&worker, 'q', 200).result != 0 || !open_region(&region))
                 fail("no region", 0);
+        put(&worker, &region, &(struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = 400 * MIB});
+        if (ask(&worker, 'a', 200).result != 0 || card_used_bytes() > 400 * MIB)
+                fail("the limit was passed", (long long)(card_used_bytes() / MIB));
         if (limit_after(&worker, &region, &(struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = 500 * MIB}) !=
             500)
                 fail("an order does not change the limit", 0);
