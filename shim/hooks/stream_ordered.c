@@ -638,10 +638,14 @@ static uint64_t orphan_of(CUdeviceptr ptr, int *ret_device)
         return bytes;
 }
 
-/* Uncharges orphaned memory that was freed. */
+/*
+ * Uncharges orphaned memory that was freed, with its share of what its pool had reserved beyond it: each pool has pages
+ * of its own, and which one the memory was of is not noted.
+ */
 static void orphan_freed(int device, uint64_t bytes)
 {
-        uint64_t keep;
+        struct orphans *orphan;
+        uint64_t used, keep;
         GR_NO_CANCEL;
 
         if (bytes == 0)
@@ -649,16 +653,15 @@ static void orphan_freed(int device, uint64_t bytes)
         assert(device >= 0 && device < GR_DEVICES_MAX);
         bytes = (bytes + 511) & ~UINT64_C(511);
         gr_lock(&lock);
-        if (orphans[device].used_bytes > 0) {
-                orphans[device].used_bytes -= gr_min(bytes, orphans[device].used_bytes);
-                keep = whole_pages(orphans[device].used_bytes);
-                if (keep < orphans[device].reserved_bytes) {
-                        gr_budget_uncharge(&gr_core.devices[device], GR_MEMORY_STREAM_ORDERED,
-                                           orphans[device].reserved_bytes - keep);
-                        orphans[device].reserved_bytes = keep;
-                }
+        orphan = &orphans[device];
+        if (orphan->used_bytes > 0) {
+                used = orphan->used_bytes - gr_min(bytes, orphan->used_bytes);
+                keep = whole_pages((uint64_t)((unsigned __int128)orphan->reserved_bytes * used / orphan->used_bytes));
+                keep = gr_min(keep, orphan->reserved_bytes);
+                gr_budget_uncharge(&gr_core.devices[device], GR_MEMORY_STREAM_ORDERED, orphan->reserved_bytes - keep);
+                *orphan = (struct orphans){.reserved_bytes = keep, .used_bytes = used};
                 assert(atomic_load(&orphan_devices) > 0); /* this one was among them */
-                if (orphans[device].used_bytes == 0)
+                if (used == 0)
                         atomic_fetch_sub(&orphan_devices, 1);
         }
         gr_unlock(&lock);

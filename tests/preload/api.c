@@ -327,6 +327,31 @@ static void test_late_limit(void)
         GR_CHECK_EQ(cuMemAlloc(&ptr, 200 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
 }
 
+/* Memory of destroyed pools counts with the pages that it is alone in, until it is freed. */
+static void test_orphans(void)
+{
+        enum { POOLS = 41 };
+        CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+        uint64_t before;
+        CUdeviceptr ptrs[POOLS];
+        CUmemoryPool pool;
+
+        gt_open(&gt);
+        GR_MUST(cuMemFree(allocate(4 * MIB))); /* there is a status from now on */
+        before = status().reserved_bytes;
+        for (int i = 0; i < POOLS; i++) {
+                GR_MUST(cuMemPoolCreate(&pool, &props));
+                GR_MUST(cuMemAllocFromPoolAsync(&ptrs[i], MIB + 512, pool, NULL));
+                GR_MUST(cuMemPoolDestroy(pool));
+        }
+        for (size_t left = POOLS; left > 0; left--) {
+                GR_CHECK_EQ(status().reserved_bytes, before + left * 2 * MIB);
+                GR_MUST(cuMemFreeAsync(ptrs[left - 1], NULL));
+        }
+        GR_CHECK_EQ(status().reserved_bytes, before);
+}
+
 /* What this process exported and imports again is in its account already, under each name that descriptors have. */
 static void test_own_import(void)
 {
@@ -469,6 +494,7 @@ int main(int argc, char **argv)
                 {"no-worker", test_no_worker},
                 {"failing", test_failing_hooks},
                 {"late-limit", test_late_limit},
+                {"orphans", test_orphans},
                 {"own-import", test_own_import},
                 {"export-pages", test_export_pages},
                 {"exit", test_exit},
