@@ -277,7 +277,8 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
-        if (is_of_segment(base)) /* the driver would map it where nothing of the segment is mapped now */
+        /* The driver would map it where nothing of the segment is mapped now. */
+        if (gr_real.cuMemMap && is_of_segment(base))
                 return CUDA_ERROR_INVALID_VALUE;
         gr_lock(&gr_mappings);
         result = GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
@@ -338,7 +339,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAddressFree(CUdeviceptr base, size_t bytes)
 {
         GR_PASS_DEEP;
 
-        if (gr_shim_ready() && is_of_segment(base))
+        if (gr_shim_ready() && gr_real.cuMemAddressFree && is_of_segment(base))
                 return CUDA_ERROR_INVALID_VALUE;
         return GR_REAL(cuMemAddressFree, base, bytes);
 }
@@ -347,7 +348,7 @@ GR_EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr base, size_t bytes, const 
 {
         GR_PASS_DEEP;
 
-        if (gr_shim_ready() && is_of_segment(base))
+        if (gr_shim_ready() && gr_real.cuMemSetAccess && is_of_segment(base))
                 return CUDA_ERROR_INVALID_VALUE;
         return GR_REAL(cuMemSetAccess, base, bytes, access, count);
 }
