@@ -269,7 +269,7 @@ class Runner:
             try:
                 with open(name) as file:
                     stats = json.load(file)
-                totals = [totals[0] + stats["hits"], totals[1] + stats["driver_allocs"], totals[2] + 1]
+                totals = [totals[0] + stats["hits"], totals[1] + stats["fresh_allocs"], totals[2] + 1]
             except (OSError, ValueError, KeyError):
                 pass
         return tuple(totals) if totals[2] else None

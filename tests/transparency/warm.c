@@ -136,7 +136,7 @@ static uint64_t served(struct gr_context *context)
 /* The context is current, and no capture is on. */
 static void warm(struct gr_context *context)
 {
-        _Atomic uint64_t *taken = &context->core->counters.counts[GR_COUNTER_driver_allocs];
+        _Atomic uint64_t *taken = &context->core->counters.counts[GR_COUNTER_fresh_allocs];
         uint64_t before = atomic_load(taken), hits = served(context), free_bytes, total_bytes, room_bytes, charged,
                  hard;
         uint64_t *ptrs = malloc(BLOCKS_MAX * sizeof(*ptrs));
