@@ -500,7 +500,7 @@ def tested(results, tests=TOP / "tests"):
     found = []  # (what, place)
     log = read_lines(tests / "gpu" / "gpu-check.txt")  # of several runs, one below the other
     found += [(f"`scripts/gpu-check`: {line}", place) for place, line in zip(log, log[1:])
-              if re.match(r"\d+ passed, ", line)]
+              if re.match(r"\d+ passed\b", line)]
     log = read_lines(tests / "transparency" / "TRANSPARENCY.md")
     same = next((line.split("**")[1] for line in log if line.startswith("**")), "")
     what = f"[programs not written here](../tests/transparency/TRANSPARENCY.md): {same}"

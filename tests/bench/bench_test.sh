@@ -292,7 +292,8 @@ assert again.samples == results.samples and again.units == results.units and aga
 
 # What was tested where: from all logs that are kept, and no more than they say.
 for log, text in {
-    "gpu/gpu-check.txt": "a row\n2 x card A, driver 5; CUDA 13.0; jax 0.8; numba 1; 2026-11-29\n9 passed\n",
+    "gpu/gpu-check.txt": "a row\n2 x card A, driver 5; CUDA 13.0; jax 0.8; numba 1; 2026-11-29\n9 passed\n\n"
+                         "another\ncard F, driver 5; 2026-11-28\n1 passed, 0 failed\n",
     "gpu/facts/facts.txt": "# card B, driver 6; CUDA 12.5; 2026-11-02\none: yes\ntwo: no\n",
     "transparency/TRANSPARENCY.md": "Card: 1 x card C, driver 7, then card D, driver 8; torch 2; 2026-11-03.\n\n"
                                     "**3 of 4 the same** (2 of them succeed)\n"}.items():
@@ -304,6 +305,7 @@ results.where = {
 sections = "[programs not written here](../tests/transparency/TRANSPARENCY.md): 3 of 4 the same"
 assert bench_report.tested(results, out)[2:] == [
     "| `scripts/gpu-check`: 9 passed | 2 x card A | 5 | 13.0 | jax 0.8, numba 1 | 29 November 2026 |",
+    "| `scripts/gpu-check`: 1 passed, 0 failed | card F | 5 |  |  | 28 November 2026 |",
     f"| {sections} | card C | 7 |  |  |  |",
     f"| {sections} | card D | 8 |  | torch 2 | 3 November 2026 |",
     "| `tests/gpu/facts`: 2 answers of the driver | card B | 6 | 12.5 |  | 2 November 2026 |",
