@@ -167,6 +167,8 @@ int set_preload(const struct arguments *arguments)
                          GR_LIBDIR);
                 return STATUS_NO_LIBRARY;
         }
+        if (!getenv("GRSIM_DEVICES")) /* one GPU, whichever of the real ones the program may see */
+                unsetenv("CUDA_VISIBLE_DEVICES");
         status = check_gpus(command, &options, sim_dir);
         if (status != EXIT_SUCCESS)
                 return status;

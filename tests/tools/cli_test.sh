@@ -376,6 +376,8 @@ want 0 env LD_PRELOAD="$tree/lib/other.so" "$tool" run -- printenv LD_PRELOAD
 is "$out" "$shim:$tree/lib/other.so"
 want 0 "$tool" run --sim -- printenv LD_LIBRARY_PATH
 is "$out" "$sim"
+want 1 env CUDA_VISIBLE_DEVICES=3 "$tool" run --sim -- printenv CUDA_VISIBLE_DEVICES # one GPU, whatever is real
+want 0 env CUDA_VISIBLE_DEVICES=1 GRSIM_DEVICES=2 "$tool" run --sim -- printenv CUDA_VISIBLE_DEVICES
 want 0 env LD_LIBRARY_PATH=/opt/x "$tool" run --sim -- printenv LD_LIBRARY_PATH
 is "$out" "$sim:/opt/x"
 want 0 "$tool" run printf '<%s>' --limit -- 'a b' ''
