@@ -25,21 +25,23 @@
 
 /*
  * Sampling notes one block in SAMPLE_BYTES on average. A thread notes fewer while it spends more than 1 / COST_MOST of
- * its time on stacks, down to one in SAMPLE_MOST, and more again below 1 / COST_LEAST. A large program may allocate 64
- * GiB in a second, and its stacks take 10 us and more each (docs/measurements.md, stack-cost).
+ * its time on stacks, down to one in SAMPLE_MOST, and more again below 1 / COST_LEAST. In a burst it may spend what it
+ * did not spend before, CREDIT_MOST_NS at most. A large program may allocate 64 GiB in a second, and its stacks take 10
+ * us and more each (docs/measurements.md, stack-cost).
  */
-#define SAMPLE_BYTES ((uint64_t)64 << 20)
-#define SAMPLE_MOST  ((uint64_t)16 << 30)
-#define COST_MOST    64
-#define COST_LEAST   256
-#define COLD_STACKS  16 /* the first of each thread: their time does not count, as the unwinder reads its tables */
-#define BLOCKS_AT    (sizeof(struct gr_origins_header) + GR_ORIGINS_RECORDS_MAX)
-#define MAPPED_BYTES (BLOCKS_AT + GR_ORIGINS_BLOCKS_MAX * sizeof(struct gr_origins_block))
-#define STEP         ((size_t)256 << 10) /* bytes that each part of the file grows by */
-#define LISTS_LOG2   18
-#define LISTS        ((size_t)1 << LISTS_LOG2)
-#define LOCKS        64
-#define FREED        64
+#define SAMPLE_BYTES   ((uint64_t)64 << 20)
+#define SAMPLE_MOST    ((uint64_t)16 << 30)
+#define COST_MOST      64
+#define COST_LEAST     256
+#define CREDIT_MOST_NS ((uint64_t)1000000)
+#define COLD_STACKS    16 /* the first of each thread: their time does not count, as the unwinder reads its tables */
+#define BLOCKS_AT      (sizeof(struct gr_origins_header) + GR_ORIGINS_RECORDS_MAX)
+#define MAPPED_BYTES   (BLOCKS_AT + GR_ORIGINS_BLOCKS_MAX * sizeof(struct gr_origins_block))
+#define STEP           ((size_t)256 << 10) /* bytes that each part of the file grows by */
+#define LISTS_LOG2     18
+#define LISTS          ((size_t)1 << LISTS_LOG2)
+#define LOCKS          64
+#define FREED          64
 
 static struct gr_origins_header *header; /* mapped, with all that follows, until the process ends */
 static struct gr_origins_block *blocks;
@@ -75,6 +77,7 @@ static _Thread_local struct {
         int64_t left;          /* bytes until the next one */
         uint64_t noted_ns;     /* when the last one was noted */
         uint64_t cost_ns;      /* time of the last stack; one that took longer raises it by an eighth at most */
+        int64_t credit_ns;     /* what stacks may take before they are too many; below 0: they are */
         unsigned stacks;       /* how many so far, COLD_STACKS at most */
 } own __attribute__((tls_model("initial-exec")));
 
@@ -194,11 +197,20 @@ static uint32_t stack_here(const struct gr_stack_file *stack_file)
         since_ns = own.noted_ns;
         own.noted_ns = gr_driver.now_ns();
         since_ns = own.noted_ns - since_ns;
-        if (own.stacks < COLD_STACKS)
+        if (own.stacks < COLD_STACKS) {
                 own.stacks++;
-        else if (cost_ns > since_ns / COST_MOST && sample_bytes < SAMPLE_MOST)
+                own.credit_ns = (int64_t)CREDIT_MOST_NS;
+                return stack;
+        }
+        own.credit_ns += (int64_t)gr_min(since_ns / COST_MOST, 2 * CREDIT_MOST_NS);
+        if (own.credit_ns > (int64_t)CREDIT_MOST_NS)
+                own.credit_ns = (int64_t)CREDIT_MOST_NS;
+        own.credit_ns -= (int64_t)gr_min(cost_ns, 2 * CREDIT_MOST_NS);
+        if (own.credit_ns < -(int64_t)CREDIT_MOST_NS)
+                own.credit_ns = -(int64_t)CREDIT_MOST_NS;
+        if (own.credit_ns < 0 && cost_ns > since_ns / COST_MOST && sample_bytes < SAMPLE_MOST)
                 own.sample_bytes *= 2;
-        else if (cost_ns < since_ns / COST_LEAST && sample_bytes > SAMPLE_BYTES)
+        else if (own.credit_ns >= 0 && cost_ns < since_ns / COST_LEAST && sample_bytes > SAMPLE_BYTES)
                 own.sample_bytes /= 2;
         if (own.sample_bytes != sample_bytes)
                 own.left = draw_gap();

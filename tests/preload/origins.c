@@ -374,6 +374,22 @@ static void cold(void)
         }
 }
 
+/* Keeps 24 blocks of 64 MiB from large(), each among eight others that are freed at once, with a pause after each. */
+static void bursts(void)
+{
+        for (int i = 0; i < 24; i++) {
+                for (int k = 0; k < 8; k++) {
+                        CUdeviceptr p;
+
+                        GR_MUST(cuMemAlloc(&p, 80 * MIB));
+                        GR_MUST(cuMemFree(p));
+                        if (k == 4)
+                                large();
+                }
+                usleep(50000);
+        }
+}
+
 /* Keeps 5120 blocks of 1 MiB from small(), 100 calls deep; each stack takes 100 ms of the thread's time. */
 static void deep_stacks(void)
 {
@@ -508,16 +524,16 @@ int main(int argc, char **argv)
                 void (*run)(void);
                 int arguments; /* behind MODE */
         } modes[] = {
-                {"killed", plant, 0},         {"until", until_input_ends, 0},
-                {"threads", run_threads, 0},  {"fork", beside_a_child, 0},
-                {"unload", use_libraries, 2}, {"loading", while_loading, 2},
-                {"stacks", many_stacks, 0},   {"many", many, 0},
-                {"sample", sampled, 0},       {"cold", cold, 0},
-                {"deep", deep_stacks, 0},     {"coroutine", in_coroutine, 0},
-                {"nowhere", from_nowhere, 0}, {"edge", from_the_edge, 0},
-                {"frames", below_frames, 2},  {"refused", refused, 0},
-                {"overrun", overrun, 0},      {"contexts", of_contexts, 0},
-                {"unnamed", by_unnamed, 0},
+                {"killed", plant, 0},           {"until", until_input_ends, 0},
+                {"threads", run_threads, 0},    {"fork", beside_a_child, 0},
+                {"unload", use_libraries, 2},   {"loading", while_loading, 2},
+                {"stacks", many_stacks, 0},     {"many", many, 0},
+                {"sample", sampled, 0},         {"cold", cold, 0},
+                {"bursts", bursts, 0},          {"deep", deep_stacks, 0},
+                {"coroutine", in_coroutine, 0}, {"nowhere", from_nowhere, 0},
+                {"edge", from_the_edge, 0},     {"frames", below_frames, 2},
+                {"refused", refused, 0},        {"overrun", overrun, 0},
+                {"contexts", of_contexts, 0},   {"unnamed", by_unnamed, 0},
         };
 
         given = argv + 2;

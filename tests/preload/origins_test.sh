@@ -346,6 +346,10 @@ has deep "from a sample: one block in 64.000 MiB to "
 run GPURECLAIM_BACKTRACE=sample "$origins" cold
 has cold "from a sample: one block in 64.000 MiB;" "2.000 GiB in 32 blocks"
 
+# Nor where some come at once, and then none for long.
+run GPURECLAIM_BACKTRACE=sample "$origins" bursts
+has bursts "from a sample: one block in 64.000 MiB;" "1.500 GiB in 24 blocks"
+
 # What a request that fails says of the memory of its device: where it was allocated, and what tells more.
 refused=(env GRSIM_DEVICES=2 GPURECLAIM_HARD_LIMIT=2GiB "$origins" refused)
 for pool in auto bins none; do
