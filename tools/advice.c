@@ -1,6 +1,7 @@
 /* What a trace says to do: one function for each sentence. Each returns whether it has something to say. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/size.h"
 #include "leaks.h"
@@ -15,9 +16,10 @@ static bool requests_failed(const struct report *report, char *text)
                 return false;
         snprintf(text, ADVICE_BYTES, "%zu request%s failed: %s.", trace->counts[GR_ENTRY_REFUSED],
                  trace->counts[GR_ENTRY_REFUSED] == 1 ? "" : "s",
-                 limit_hits > 0 ? "raise GPURECLAIM_HARD_LIMIT or the limit of the group, or allocate less at the peak"
-                                : "the GPU was full, so allocate less at the peak, or set GPURECLAIM_WAIT or "
-                                  "GPURECLAIM_SPILL");
+                 limit_hits > 0
+                         ? "raise GPURECLAIM_HARD_LIMIT or the limit of the group, or allocate less at the peak"
+                         : "the GPU was full, so allocate less at the peak, or set GPURECLAIM_SPILL or, if other "
+                           "threads or processes free memory, GPURECLAIM_WAIT");
         return true;
 }
 
@@ -107,15 +109,37 @@ static bool much_was_cached(const struct report *report, char *text)
         return false;
 }
 
-/* Writes the place in the program that allocates: the innermost line of Python, or else the innermost function. */
+/*
+ * Writes the place in the program that allocates: the innermost line of Python, or else the innermost function; and
+ * where it is called from, as it may be one that allocates for all of the program.
+ */
 static void name_place(const struct origin *origin, char *text, size_t bytes)
 {
-        size_t at = 0;
+        const struct frame *frame, *caller;
+        const struct place *places;
+        size_t at = 0, count, length;
 
         while (at + 1 < origin->frame_count && !is_python(&origin->frames[at]))
                 at++;
         at = is_python(&origin->frames[at]) ? at : 0;
-        format_frame(&origin->frames[at], places_of(&origin->frames[at], &(size_t){0}), text, bytes);
+        frame = caller = &origin->frames[at];
+        places = places_of(frame, &count);
+        format_frame(frame, &places[0], text, bytes);
+        if (places[0].function && strcmp(places[0].function, "main") == 0)
+                return;
+        places++; /* inlined there */
+        if (count == 1) {
+                caller = at + 1 < origin->frame_count ? frame + 1 : NULL;
+                if (!caller || is_python(caller) != is_python(frame) || caller->module != frame->module)
+                        return;
+                places = places_of(caller, &count);
+        }
+        if (!places[0].function)
+                return;
+        length = strlen(text);
+        snprintf(text + length, bytes - length, ", called from ");
+        length = strlen(text);
+        format_frame(caller, &places[0], text + length, bytes - length);
 }
 
 /* What one origin has is half of the peak or more. */
@@ -123,7 +147,7 @@ static bool one_origin_makes_the_peak(const struct report *report, char *text)
 {
         const struct origins *origins = report->peak_snapshot ? &report->peak_snapshot->origins : NULL;
         const struct origin *first = origins && origins->count > 0 ? &origins->list[0] : NULL;
-        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], where[256];
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], where[384];
         uint64_t without;
         double share = first ? first->all_bytes / (double)report->peak.bytes : 0;
 
@@ -166,16 +190,16 @@ static bool peak_has_a_cause(const struct report *report, char *text)
 static bool much_was_never_freed(const struct report *report, char *text)
 {
         const struct origin *first = report->has_origins && report->origins.count > 0 ? report->origins.list : NULL;
-        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], where[256];
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], where[384];
 
         if (report->end.bytes == 0 || report->end.bytes < report->peak.bytes / 10)
                 return false;
         gr_size_format(report->end.bytes, a, sizeof(a));
         if (first && first->frame_count > 0) {
                 name_place(first, where, sizeof(where));
+                gr_size_format((uint64_t)first->all_bytes, b, sizeof(b));
                 snprintf(text, ADVICE_BYTES, "%s was never freed, %s%s of it allocated by %s.", a,
-                         report->origins.header.sample_bytes ? "about " : "",
-                         gr_size_format((uint64_t)first->all_bytes, b, sizeof(b)), where);
+                         report->origins.header.sample_bytes ? "about " : "", strcmp(a, b) == 0 ? "all" : b, where);
         } else {
                 snprintf(text, ADVICE_BYTES,
                          "%s was never freed: gpureclaim record --backtrace full tells which lines allocated it.", a);

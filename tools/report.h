@@ -13,7 +13,7 @@
 #define SNAPSHOTS_MOST 100
 #define POINTS_MOST    2000 /* of one GPU, however long the trace is */
 #define ADVICE_MOST    5
-#define ADVICE_BYTES   512
+#define ADVICE_BYTES   640
 
 /* Live blocks of one size. */
 struct group {

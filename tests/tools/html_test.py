@@ -500,8 +500,8 @@ def test_snapshots(folder):
     check([stack[0] for stack in origins["stacks"]] == [f"{name} (a file.py:31)" for name in ("load", "keep", "late")],
           "snapshots: stacks")
     check(origins["peak"] == 0, "snapshots: the peak")
-    check(data["advice"][0] == "80 % of the peak of 10.000 MiB was allocated by load (a file.py:31). Without that the "
-          "peak would be 3.500 MiB.", f"snapshots: {data['advice']}")
+    check(data["advice"][0] == "80 % of the peak of 10.000 MiB was allocated by load (a file.py:31), called from main "
+          "(a file.py:31). Without that the peak would be 3.500 MiB.", f"snapshots: {data['advice']}")
     check("live at the peak, by origin: 10.000 MiB in 2 blocks of 2 origins" in report(path), "snapshots: the text")
     by_origin = json.loads(report("--json", path))["peak_by_origin"]
     check([origin["bytes"] for origin in by_origin["origins"]] == [8 * MIB, 2 * MIB], f"snapshots: {by_origin}")
