@@ -356,7 +356,7 @@ GR_EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr base, size_t bytes, const 
 /* Of memory from cuMemAlloc the driver says that nobody may access it. */
 GR_EXPORT CUresult CUDAAPI cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
 {
-        GR_PASS_DEEP;
+        GR_PASS_GATE;
         CUresult result = GR_REAL(cuMemGetAccess, flags, location, gr_query_unless_cached(ptr));
 
         if (result == CUDA_SUCCESS && gr_shim_ready() && is_of_segment(ptr))

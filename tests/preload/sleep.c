@@ -281,6 +281,8 @@ static void mode_calls(void)
         CUdeviceptr block, other, extra, base;
         CUgraphExec executable, another;
         size_t bytes, total;
+        unsigned long long access;
+        CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE};
         CUgraph graph, empty;
         unsigned word = 0, type;
         CUstream stream;
@@ -325,6 +327,7 @@ static void mode_calls(void)
         WAKES(cuMemGetInfo(&bytes, &total));
         WAKES(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block));
         WAKES(cuMemGetAddressRange(&base, &bytes, block + 1));
+        WAKES(cuMemGetAccess(&access, &here, block));
         WAKES(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
         GR_MUST(cuStreamEndCapture(stream, &empty));
         GR_MUST(cuGraphDestroy(empty));
