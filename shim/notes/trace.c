@@ -122,6 +122,9 @@ static void leave_part(void *ignored)
         GR_NO_CANCEL;
 
         (void)ignored;
+        /* In a child after fork a thread of the parent may have the lock for ever. */
+        if (header->pid != (uint64_t)getpid())
+                return;
         gr_lock(&lock);
         if (own.part.next < own.part.end && left_count < LEFT_MAX)
                 left[left_count++] = own.part;

@@ -128,6 +128,8 @@ is "short threads: exit status" 0 $status
 is "short threads: allocations" 3000 "$(count allocate)"
 is "short threads: frees" 3000 "$(count free)"
 is "short threads: MiB" 1 $(($(stat -c %s trace) >> 20))
+run "$traced" forks
+is "a fork as the file grows: exit status" 0 $status
 run bash -c "ulimit -f 2000 && exec env GPURECLAIM_POOL=bins $traced left"
 is "a thread that left: exit status" 0 $status
 is "a thread that left: a block of the first and one of the next" 2 "$(count allocate ,12345,)"

@@ -15,6 +15,7 @@
  *            entries later 10000 more follow
  *   pieces   frees every second of 16 blocks of 4 MiB, and then asks for 20 MiB; with a COUNT the GPU is busy meanwhile
  *   short    COUNT threads, one after another, of a round each
+ *   forks    a thread that has allocated forks while the file grows; its child ends that thread, and must end by that
  *   left     as behind, but the second thread ends, and a third allocates that block
  *   lent     a second thread, which has written little, frees a block of the first, between 10000 entries and 27000
  */
@@ -30,6 +31,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,13 +44,15 @@
 static CUcontext context;
 static pthread_barrier_t turn;
 static bool closed, wrong, grown, unseen;
-static atomic_bool at_end;
+static atomic_bool at_end, forking, grows, forked;
 
 /* In place of the C library's, which the library calls where the file grows. */
 __attribute__((visibility("default"))) ssize_t pwrite64(int fd, const void *bytes, size_t length, off64_t at)
 {
         wrong |= closed && fd <= STDERR_FILENO;
         grown = length >= 256 << 10;
+        for (grows = true; forking && !forked;)
+                usleep(1000);
         return syscall(SYS_pwrite64, fd, bytes, length, at);
 }
 
@@ -122,6 +126,27 @@ static void run_thread(void *keeps)
 
         GR_MUST(pthread_create(&thread, NULL, one_round, keeps));
         GR_MUST(pthread_join(thread, NULL));
+}
+
+static void *fork_as_file_grows(void *arg)
+{
+        pid_t child;
+        int status;
+
+        GR_MUST(cuCtxSetCurrent(context));
+        rounds(1);
+        grows = false;
+        forking = true;
+        while (!grows)
+                usleep(1000);
+        child = fork();
+        if (child == 0) {
+                alarm(10);
+                return arg; /* the last thread of the child */
+        }
+        forked = true;
+        wrong |= waitpid(child, &status, 0) != child || status != 0;
+        return arg;
 }
 
 static void *told_to_end(void *arg)
@@ -219,6 +244,13 @@ int main(int argc, char **argv)
         } else if (strcmp(mode, "short") == 0 && argc > 2) {
                 for (int i = 0; i < atoi(argv[2]); i++)
                         run_thread(NULL);
+        } else if (strcmp(mode, "forks") == 0) {
+                GR_MUST(pthread_create(&thread, NULL, fork_as_file_grows, NULL));
+                while (!forking)
+                        usleep(1000);
+                rounds(20 * ROUNDS);
+                GR_MUST(pthread_join(thread, NULL));
+                return wrong;
         } else if (strcmp(mode, "left") == 0) {
                 rounds(1); /* else this thread begins with what the other one leaves */
                 run_thread(NULL);
