@@ -119,8 +119,8 @@ void gr_core_note_overlap(struct gr_core *core);
 void gr_core_reach(struct gr_core *core, uint64_t devices, struct gr_context *by);
 
 /*
- * Called before a graph of the program gets work on these devices, or work that writes to them. Whoever launches a
- * graph reaches all of them (gr_core_reach).
+ * Called before a graph of the program gets work on these devices, or work that writes to them, as kernels of a peer
+ * may. Whoever launches a graph reaches all of them (gr_core_reach).
  */
 void gr_core_note_graph(struct gr_core *core, uint64_t devices);
 

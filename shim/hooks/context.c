@@ -778,7 +778,10 @@ GR_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int fl
                 return result;
         current = gr_context_current();
         owner = gr_context_visit(peer);
-        if (current && owner)
+        GR_KEEP_ERRNO;
+        if (current && owner) {
                 gr_fence_add_accessor(owner->fence, current);
+                gr_core_note_graph(&gr_core, GR_DEVICE_BIT(owner->ordinal)); /* kernels of its graphs may use it */
+        }
         return result;
 }

@@ -328,6 +328,28 @@ static void graph_of_near(CUdeviceptr p)
         launch(graph);
 }
 
+/* A kernel of far's, in a graph that a third device launches. */
+static void graph_of_peer(CUdeviceptr p)
+{
+        CUcontext third;
+        CUgraph graph;
+        int devices;
+
+        GR_MUST(cuDeviceGetCount(&devices));
+        if (devices < 3) {
+                printf("-      there are two devices only\n");
+                exit(GT_SKIPPED);
+        }
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        far_kernel(p);
+        graph = end_capture(stream);
+        GR_MUST(cuDevicePrimaryCtxRetain(&third, 2));
+        GR_MUST(cuCtxSetCurrent(third));
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        launch(graph);
+        GR_MUST(cuCtxSetCurrent(far));
+}
+
 static void graph_by_hand(CUdeviceptr p)
 {
         CUDA_MEMSET_NODE_PARAMS fill = {.dst = p, .value = NEW, .elementSize = 4, .width = WORDS, .height = 1};
@@ -488,6 +510,7 @@ static const struct way {
         {"two copies at once", FAR, two_at_once, NULL},
         {"a graph beside a capture", FAR, graph_beside_capture, NULL},
         {"a kernel with peer access", FAR_PEER, far_kernel, NULL},
+        {"a graph of a peer, launched by a third device", FAR_PEER, graph_of_peer, NULL},
         {"the same after a release that does not end its context", FAR_KEPT, far_kernel, NULL},
 };
 enum { WAYS = sizeof ways / sizeof *ways };
