@@ -74,6 +74,8 @@ static bool is_live(CUdeviceptr ptr, CUdeviceptr base, const struct gr_block_inf
 /* Something beside the library relies on the memory of the block from now on. */
 static void mark_block_exported(CUdeviceptr block, const struct gr_block_info *info)
 {
+        GR_KEEP_ERRNO;
+
         gr_ledger_mark_exported(gr_core.ledger, block);
         if (info->context) /* a kernel may still use what was here before; it may wait for the program, too */
                 gr_fence_wait_handed_out(info->context->fence, gr_driver.now_ns() + GR_SYNC_NS);
