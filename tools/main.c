@@ -155,6 +155,8 @@ int begin_file(const char *path, char **ret_name)
         /* A device or a link is not to be replaced by a file. */
         if (lstat(path, &old) == 0 && !S_ISREG(old.st_mode))
                 return -EINVAL;
+        if (access(path, F_OK) == 0 && access(path, W_OK) != 0) /* nor one that may not be written to */
+                return -errno;
         name = malloc(name_bytes);
         if (!name)
                 return -ENOMEM;
