@@ -238,7 +238,7 @@ static int sleep_one(struct gpu *gpu, struct gr_member *member, bool deep, uint6
 int command_sleep(const struct arguments *arguments)
 {
         const char *timeout = flag_value(arguments, "timeout");
-        uint64_t timeout_ns = SLEEP_NS, until_ns, bytes, more;
+        uint64_t timeout_ns = SLEEP_NS, until_ns, bytes = 0, more;
         char text[GR_SIZE_TEXT_BYTES], more_text[GR_SIZE_TEXT_BYTES], why[80];
         bool deep = flag_value(arguments, "deep");
         struct gpu *gpus;

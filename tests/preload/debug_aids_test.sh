@@ -103,7 +103,7 @@ done
 grep -q '"failures": *2\b' stats || fail "$pool, full: not two failures"
 # What is kept out of use is there for another process, and for memory that the pool does not serve.
 run neighbour GRSIM_MEMORY=96MiB GRSIM_SHARED="$folder/card" GRSIM_LATENCY=cuMemcpyDtoHAsync=200us ${keep/16/96} \
-        GPURECLAIM_LOG=silent
+        GPURECLAIM_LOG=silent GPURECLAIM_NEIGHBOUR_WAIT=10s
 run managed GRSIM_MEMORY=96MiB ${keep/16/96} GPURECLAIM_LOG=silent
 # (The simulated device ends a program that writes to memory that the driver has.)
 [ "$pool" = none ] || for mode in overrun far at-exit after after-end; do
