@@ -134,6 +134,8 @@ static void thread_ends(void *stream)
 {
         uint64_t number;
 
+        if (!gr_shim_ready()) /* a child after fork, where the lock may be held for ever */
+                return;
         while ((number = gr_capture_number(stream, NULL)))
                 gr_capture_over(number, NULL);
         gr_lock(&capturing_lock);
