@@ -390,11 +390,12 @@ static bool will_wait(void)
 }
 
 /* As will_wait, for work on a stream; some of it also writes to memory. */
-static bool stream_will_wait(CUstream stream, enum gr_null_stream null_stream)
+static bool stream_will_wait(CUstream stream, enum gr_null_stream null_stream, bool writes)
 {
         if (gr_captures_are_open()) {
                 gr_captures_note_work(stream, null_stream);
-                gr_core_note_graph(&gr_core, GR_ALL_DEVICES); /* a list of operations may write anywhere */
+                if (writes && gr_capture_on(stream, null_stream))
+                        gr_core_note_graph(&gr_core, GR_ALL_DEVICES); /* a list of operations may write anywhere */
         }
         return will_wait();
 }
@@ -406,12 +407,12 @@ static CUresult note_wait(bool told, CUresult result)
         return result;
 }
 
-#define HOST_WAIT(symbol, parameters, ...)                                                                             \
+#define HOST_WAIT(symbol, writes, parameters, ...)                                                                     \
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
                 GR_PASS_GATE;                                                                                          \
                 GR_NO_CANCEL; /* gr_core_stream_waits must follow */                                                   \
-                bool told = stream_will_wait(stream, GR_NULL_LEGACY);                                                  \
+                bool told = stream_will_wait(stream, GR_NULL_LEGACY, writes);                                          \
                                                                                                                        \
                 return note_wait(told, GR_REAL(symbol, __VA_ARGS__));                                                  \
         }                                                                                                              \
@@ -419,31 +420,31 @@ static CUresult note_wait(bool told, CUresult result)
         {                                                                                                              \
                 GR_PASS_GATE;                                                                                          \
                 GR_NO_CANCEL; /* gr_core_stream_waits must follow */                                                   \
-                bool told = stream_will_wait(stream, GR_NULL_PER_THREAD);                                              \
+                bool told = stream_will_wait(stream, GR_NULL_PER_THREAD, writes);                                      \
                                                                                                                        \
                 return note_wait(told, GR_REAL(symbol##_ptsz, __VA_ARGS__));                                           \
         }
 
-HOST_WAIT(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *arg), stream, function, arg)
-HOST_WAIT(cuLaunchHostFunc_v2, (CUstream stream, CUhostFn function, void *arg, unsigned int mode), stream, function,
-          arg, mode)
-HOST_WAIT(cuStreamAddCallback, (CUstream stream, CUstreamCallback callback, void *arg, unsigned int flags), stream,
-          callback, arg, flags)
-HOST_WAIT(cuStreamWaitValue32, (CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned int flags), stream,
+HOST_WAIT(cuLaunchHostFunc, false, (CUstream stream, CUhostFn function, void *arg), stream, function, arg)
+HOST_WAIT(cuLaunchHostFunc_v2, false, (CUstream stream, CUhostFn function, void *arg, unsigned int mode), stream,
+          function, arg, mode)
+HOST_WAIT(cuStreamAddCallback, false, (CUstream stream, CUstreamCallback callback, void *arg, unsigned int flags),
+          stream, callback, arg, flags)
+HOST_WAIT(cuStreamWaitValue32, false, (CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned int flags), stream,
           gr_query_unless_cached(word), value, flags)
-HOST_WAIT(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned int flags), stream,
+HOST_WAIT(cuStreamWaitValue32_v2, false, (CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned int flags),
+          stream, gr_query_unless_cached(word), value, flags)
+HOST_WAIT(cuStreamWaitValue64, false, (CUstream stream, CUdeviceptr word, cuuint64_t value, unsigned int flags), stream,
           gr_query_unless_cached(word), value, flags)
-HOST_WAIT(cuStreamWaitValue64, (CUstream stream, CUdeviceptr word, cuuint64_t value, unsigned int flags), stream,
-          gr_query_unless_cached(word), value, flags)
-HOST_WAIT(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr word, cuuint64_t value, unsigned int flags), stream,
-          gr_query_unless_cached(word), value, flags)
-HOST_WAIT(cuStreamBatchMemOp,
+HOST_WAIT(cuStreamWaitValue64_v2, false, (CUstream stream, CUdeviceptr word, cuuint64_t value, unsigned int flags),
+          stream, gr_query_unless_cached(word), value, flags)
+HOST_WAIT(cuStreamBatchMemOp, true,
           (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *operations, unsigned int flags), stream,
           count, operations, flags)
-HOST_WAIT(cuStreamBatchMemOp_v2,
+HOST_WAIT(cuStreamBatchMemOp_v2, true,
           (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *operations, unsigned int flags), stream,
           count, operations, flags)
-HOST_WAIT(cuWaitExternalSemaphoresAsync,
+HOST_WAIT(cuWaitExternalSemaphoresAsync, false,
           (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *parameters,
            unsigned int count, CUstream stream),
           semaphores, parameters, count, stream)

@@ -413,6 +413,11 @@ static void graph_beside_capture(CUdeviceptr p)
         GR_MUST(cuGraphDestroy(end_capture(captured)));
 }
 
+static void CUDA_CB nothing(void *arg)
+{
+        (void)arg;
+}
+
 /*
  * A graph of far's own memory. After it, what the near device has done with is free for new use, though far's stream
  * waits.
@@ -425,6 +430,7 @@ static void reuse_beside_graph(CUdeviceptr p)
         GR_MUST(cuMemAlloc(&word, 4));
         GR_MUST(cuMemsetD32(word, OLD, 1));
         GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(cuLaunchHostFunc(gt_stream(), nothing, NULL)); /* beside it */
         GR_MUST(cuMemsetD32Async(source, OLD, WORDS, stream));
         launch(end_capture(stream));
         GR_MUST(cuStreamWaitValue32(stream, word, NEW, CU_STREAM_WAIT_VALUE_EQ));
