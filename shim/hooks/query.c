@@ -366,9 +366,9 @@ GR_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdevicep
         CUresult result;
 
         if (gr_shim_ready() && gr_query_block_at(block, &base, &info) == 0 && info.is_range) {
-                bool fits = dptr + page > base && dptr + size < base + info.requested_bytes + page;
+                bool fits = info.live && dptr + page > base && dptr + size < base + info.requested_bytes + page;
 
-                ptr = fits ? dptr : GR_NO_POINTER; /* a free range has requested no bytes */
+                ptr = fits ? dptr : GR_NO_POINTER;
         } else {
                 block = dptr;
                 ptr = gr_query_unless_cached(dptr);
