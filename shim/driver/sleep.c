@@ -735,8 +735,10 @@ GR_NOT_CHECKED uint64_t gr_sleep_deeply(void)
         if (atomic_load(&deep)) {
                 reason = 0;
         } else if (shut_idle(0)) {
-                for (int i = 0; i < GR_DEVICES_MAX; i++)
+                for (int i = 0; i < GR_DEVICES_MAX; i++) {
                         gr_context_each(&gr_core, i, move_memory_out, &outcome);
+                        gr_driver.refresh_pools(i); /* a limit may be set in the sleep, where they cannot be asked */
+                }
                 reason = go_deep();
         }
         if (reason && !was_shut && !has_asleep())
