@@ -295,12 +295,26 @@ def named(scene):
     process.end()
 
 
+def stop(scene, pid):
+    """Stops the process, and waits until all its threads have stopped."""
+    def has_stopped(thread):
+        with open(f"/proc/{pid}/task/{thread}/stat") as file:
+            return file.read().rsplit(") ", 1)[1].startswith("T")
+
+    os.kill(pid, signal.SIGSTOP)
+    scene.check(until(lambda: all(map(has_stopped, os.listdir(f"/proc/{pid}/task")))), "it stops")
+
+
 def once(scene):
     """What it shows, as text, with the command of each; how often it looks; and colours where there are some."""
-    process = scene.start()
-    process.ask("alloc", 0, 100)
-    os.kill(process.pid, signal.SIGSTOP)
-    status, said, _ = scene.run("top", "--once")
+    for _ in range(10):  # a process may have told the GPU's memory before it has stopped
+        process = scene.start()
+        process.ask("alloc", 0, 100)
+        stop(scene, process.pid)
+        status, said, _ = scene.run("top", "--once")
+        if ": memory unknown\n" in said:
+            break
+        process.kill()
     scene.check(status == 0 and ": memory unknown\n" in said, f"once, nobody knows the GPU's memory: {said}")
     os.kill(process.pid, signal.SIGCONT)
     status, said, _ = scene.run("top", "--once")
@@ -326,7 +340,7 @@ def unanswered(scene):
     process.ask("free")
     terminal = Terminal(scene.environment)
     scene.check(terminal.shows(rf"\b{process.pid} .*100.000 MiB"), "a process with a cache")
-    os.kill(process.pid, signal.SIGSTOP)
+    stop(scene, process.pid)
     terminal.type("ty")
     scene.check(terminal.shows(rf"\n{process.pid}: it does not answer .stopped or hung.: nothing is changed"),
                 f"an order to one that is stopped:\n{terminal.screen.text()}")
